@@ -1,0 +1,42 @@
+# make demo: fresh clone to an open dashboard.   make test: fresh clone to a passed test suite.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+FAISS ?= cpu
+PORT ?= 8501
+DEMO := assets/demo
+ARTIFACTS := artifacts/tide-8e
+
+.PHONY: install demo artifacts test check format screenshots clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(FAISS),corpus,dev]"
+	touch $@
+
+artifacts: install
+	$(BIN)/tide-precompute $(DEMO)/tide-8e --base $(DEMO)/base --out $(ARTIFACTS)
+
+demo: artifacts
+	$(BIN)/tide-dashboard $(ARTIFACTS) --port $(PORT)
+
+test: check artifacts
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+screenshots: artifacts
+	$(BIN)/python -m assets.screenshots
+
+clean:
+	rm -rf $(VENV) artifacts

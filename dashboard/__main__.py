@@ -1,0 +1,92 @@
+"""`tide-dashboard`: explore TIDE artifacts in a browser."""
+
+import argparse
+import importlib.util
+import os
+import socket
+import sys
+from pathlib import Path
+
+from precompute import Artifacts
+from tide.cli import UserError, run_command
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 8501
+ROOT = Path(__file__).resolve().parent.parent
+DEMO_ARTIFACTS = ROOT / "artifacts" / "tide-8e"
+DEVICE_VARIABLE = "TIDE_DEVICE"  # how the command line reaches the app, which Streamlit runs as a script
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="tide-dashboard", description=__doc__.split(": ", 1)[1])
+    parser.add_argument("artifacts", nargs="*", type=Path, help="artifact folders (default: the demo's)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"port on {HOST} (default {DEFAULT_PORT})")
+    parser.add_argument("--device", choices=["cpu", "cuda", "mps"], help="device of the live model")
+    parser.add_argument("--browser", action="store_true", help="open a browser window")
+    return parser
+
+
+def check_port(port: int) -> None:
+    """Raises a `UserError` when the port cannot be used."""
+    if not 0 < port < 2**16:
+        raise UserError(f"--port {port} is no port; choose one between 1 and 65535.")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise UserError(f"Port {port} on {HOST} is in use; choose another with --port.") from error
+
+
+def check_device(device: str | None) -> None:
+    """Raises a `UserError` when torch does not have the device."""
+    if device in (None, "cpu"):
+        return
+    import torch
+
+    available = torch.cuda.is_available() if device == "cuda" else torch.backends.mps.is_available()
+    if not available:
+        raise UserError(f"--device {device} is not available to torch {torch.__version__} here; leave it out.")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Checks what was asked for, then hands over to Streamlit."""
+    args = build_parser().parse_args(argv)
+    folders = args.artifacts or [DEMO_ARTIFACTS]
+    if not args.artifacts and not DEMO_ARTIFACTS.exists():
+        raise UserError(f"The demo's artifacts are missing in {DEMO_ARTIFACTS}; `make demo` builds them.")
+    for folder in folders:
+        Artifacts.open(folder)
+    check_device(args.device)
+    check_port(args.port)
+    if args.device:
+        os.environ[DEVICE_VARIABLE] = args.device
+
+    from streamlit.web import cli as streamlit_cli
+
+    app = importlib.util.find_spec("dashboard.app")
+    assert app is not None and app.origin is not None
+    options = {
+        "server.address": HOST,
+        "server.port": args.port,
+        "server.headless": not args.browser,
+        "server.fileWatcherType": "none",
+        "browser.gatherUsageStats": False,
+        "client.showErrorDetails": "none",
+        "client.toolbarMode": "minimal",
+        "theme.primaryColor": "#0B6E99",
+    }
+    flags = [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
+    print(f"TIDE explorer on http://{HOST}:{args.port}", flush=True)
+    sys.argv = ["streamlit", "run", app.origin, *flags, "--", *(str(folder.resolve()) for folder in folders)]
+    return streamlit_cli.main(standalone_mode=False) or 0
+
+
+def entry_point() -> None:
+    """Console script."""
+    sys.exit(run_command(main))
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -1,0 +1,110 @@
+"""Figures of the Live page: tables in, plotly figures out."""
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dashboard.theme import SWITCHED_COLOR, TRAINED_COLOR, WEIGHT_SCALE, finish
+from tide.tokens import as_html, shorten
+
+MAX_TICKS = 48  # token labels that still fit below a heat map
+TICK_WIDTH = 10  # characters of a token label
+
+
+def prompt_routing(routing: np.ndarray, tokens: list[str], layer: int, target: int, title: str) -> go.Figure:
+    """Routing weights over the positions of a prompt in one layer.
+
+    Args:
+        routing: [T, K+1], weights 0..1 of that layer; null last.
+        tokens: [T] shown tokens, plain text.
+        layer: 0-based, for the hover text.
+        target: position that is outlined.
+        title: of the figure.
+    """
+    positions, num_banks = len(routing), routing.shape[1] - 1
+    rows = [*range(num_banks), num_banks + 1]  # an empty row sets the null bank apart
+    names = [f"bank {bank}" for bank in range(num_banks)] + ["null bank"]
+    labels = [as_html(token) for token in tokens]
+    hover = [[f"position {t}: {labels[t]}<br>{name} in layer {layer}" for t in range(positions)] for name in names]
+    figure = go.Figure(
+        go.Heatmap(
+            z=np.insert(routing.T.astype(float), num_banks, np.nan, axis=0),
+            y=list(range(num_banks + 2)),
+            customdata=[*hover[:-1], [""] * positions, hover[-1]],
+            hovertemplate="%{customdata}<br>weight %{z:.3f}<extra></extra>",
+            hoverongaps=False,
+            colorscale=WEIGHT_SCALE,
+            zmin=0,
+            zmax=1,
+            colorbar={"title": {"text": "weight", "side": "right"}, "thickness": 10},
+        )
+    )
+    figure.add_shape(
+        type="rect",
+        x0=target - 0.5,
+        x1=target + 0.5,
+        y0=-0.5,
+        y1=num_banks + 1.5,
+        line={"color": SWITCHED_COLOR, "width": 2},
+    )
+    step = max(1, -(-positions // MAX_TICKS))
+    ticks = list(range(0, positions, step))
+    figure.update_xaxes(
+        title="token of the prompt",
+        tickvals=ticks,
+        ticktext=[as_html(shorten(tokens[t], TICK_WIDTH)) for t in ticks],
+        tickangle=-60,
+        showgrid=False,
+    )
+    ticktext = [*map(str, range(num_banks)), "null"]
+    figure.update_yaxes(title="bank", tickvals=rows, ticktext=ticktext, showgrid=False)
+    return finish(figure, title, height=340)
+
+
+def injection_ratio(trained: np.ndarray, switched: np.ndarray | None, target: int) -> go.Figure:
+    """Size of the injection beside the residual stream, |m| / |h|, by layer.
+
+    Args:
+        trained: [T, L], as trained.
+        switched: [T, L] with the switches, or None where nothing is switched.
+        target: position drawn as markers; lines are means over all positions, whiskers their sd.
+
+    The axis is logarithmic: the embedding that layer 0 adds to is often a tenth of the injection's length. A
+    layer whose injection is switched off has no point.
+    """
+    figure = go.Figure()
+    runs = [("as trained", trained, TRAINED_COLOR, "solid")]
+    if switched is not None:
+        runs.append(("switched", switched, SWITCHED_COLOR, "dash"))
+    for name, ratio, color, dash in runs:
+        layers, sd = np.arange(ratio.shape[1]), ratio.std(axis=0)
+        mean, at_target = (np.where(x > 0, x, np.nan) for x in (ratio.mean(axis=0), ratio[target]))
+        figure.add_scatter(
+            x=mean,
+            y=layers,
+            mode="lines",
+            name=f"{name}, mean",
+            line={"color": color, "dash": dash},
+            connectgaps=False,
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": sd,
+                "arrayminus": np.minimum(sd, 0.9 * np.nan_to_num(mean)),
+                "thickness": 1,
+            },
+            customdata=np.stack([sd, np.full(len(layers), len(ratio))], axis=1),
+            hovertemplate="layer %{y}<br>mean %{x:.3f}, sd %{customdata[0]:.3f}, n %{customdata[1]}<extra>"
+            + name
+            + "</extra>",
+        )
+        figure.add_scatter(
+            x=at_target,
+            y=layers,
+            mode="markers",
+            name=f"{name}, target",
+            marker={"color": color, "symbol": "circle-open", "size": 8},
+            hovertemplate="layer %{y}<br>at the target %{x:.3f}<extra>" + name + "</extra>",
+        )
+    figure.update_xaxes(title="|m| / |h|  (ratio of L2 norms, log)", type="log", exponentformat="power")
+    figure.update_yaxes(title="layer", dtick=1 if trained.shape[1] <= 12 else 4)
+    return finish(figure, "Size of the injection beside the stream", height=340)

@@ -1,0 +1,44 @@
+"""Colours, scales and sizes of the dashboard: each named once, the same on every page."""
+
+import plotly.express as px
+import plotly.graph_objects as go
+
+NULL_COLOR = "#9AA0A6"  # the null bank, always
+BASE_COLOR = "#5B6B7B"  # the Base model, dashed
+TIDE_COLOR = "#0B6E99"  # the TIDE model, solid
+CHOSEN_COLOR = "#E4572E"  # outline of the chosen layer, bank and token; visible on both ends of Cividis
+TRAINED_COLOR, SWITCHED_COLOR = "#0B6E99", "#C2571A"  # Live page: as trained, with switches
+RARITY_COLORS = {"rare": "#08519C", "mid": "#4292C6", "common": "#9ECAE1"}  # three steps of one hue
+WEIGHT_SCALE = "Cividis"  # routing weights, 0..1
+DIFFERENCE_SCALE = "RdBu_r"  # differences and attributions, symmetric about zero
+SAFE_LIMIT = 10  # up to so many banks have colours that colour-blind people can tell apart
+MARGIN = {"l": 64, "r": 16, "t": 40, "b": 48}  # pixels; fixed, so that nothing jumps between selections
+
+
+def bank_colors(num_banks: int) -> list[str]:
+    """Colour of every bank, null last: K+1 CSS colours."""
+    palette = px.colors.qualitative.Safe if num_banks <= SAFE_LIMIT else px.colors.qualitative.Dark24
+    return [palette[bank % len(palette)] for bank in range(num_banks)] + [NULL_COLOR]
+
+
+def finish(figure: go.Figure, title: str, height: int = 360) -> go.Figure:
+    """Gives a figure the dashboard's frame: title, fixed margins, quiet grid, transparent ground.
+
+    Args:
+        figure: changed in place.
+        title: shown above the plot, left.
+        height: pixels.
+
+    Returns:
+        The same figure.
+    """
+    figure.update_layout(
+        title={"text": title, "x": 0, "xanchor": "left", "font": {"size": 15}},
+        margin=MARGIN,
+        height=height,
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        hoverlabel={"align": "left"},
+        legend={"orientation": "h", "y": -0.2, "x": 0},
+    )
+    return figure

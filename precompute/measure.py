@@ -1,0 +1,54 @@
+"""What a stage costs: seconds and peak memory, for the manifest."""
+
+import resource
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # Linux: sets the peak resident size (VmHWM) back to the present one
+
+
+class Cost:
+    """Measures a `with` block.
+
+    Attributes:
+        seconds: wall-clock time.
+        peak_memory_mb: largest resident size of the process, in MB (10^6 bytes): during the block on Linux, since the
+            process began elsewhere.
+        peak_gpu_memory_mb: largest memory allocated by torch on the GPU during the block; 0 without one.
+    """
+
+    seconds = 0.0
+    peak_memory_mb = 0.0
+    peak_gpu_memory_mb = 0.0
+
+    def __enter__(self) -> "Cost":
+        self._start = time.perf_counter()
+        try:
+            _CLEAR_REFS.write_text(_RESET_PEAK)
+        except OSError:
+            pass  # another system, or not permitted: then the peak is that of the whole process
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = round(time.perf_counter() - self._start, 2)
+        self.peak_memory_mb = round(peak_resident_bytes() / 1e6, 1)
+        if torch.cuda.is_available():
+            self.peak_gpu_memory_mb = round(torch.cuda.max_memory_allocated() / 1e6, 1)
+
+
+def peak_resident_bytes() -> int:
+    """Largest resident size of this process so far (on Linux, since it was last set back)."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,273 @@
+"""TIDE on transformers' LLaMA. How it departs from LLaMA, all of it in this file:
+
+- K tables hold a vector for every token id. They are looked up once per forward, M [B, T, K, d], and every
+  layer reads the same M (equations 3.3 and 3.4; `tide.memory`).
+- In every layer a router sees the post-attention state n~ and weighs the K vectors and a null bank
+  (equation 3.5); the weighted sum is added beside the feed-forward output (equation 3.6).
+- The loss adds a z-loss to the cross entropy (Table 7).
+
+Everything else is inherited: attention, feed-forward, norms, rotary embedding, cache, `generate()`. With
+K = 0 the code path is LLaMA's, and so are the logits, bit for bit.
+
+What one forward does differently is a value, `Intervention`, and what it did is read from a `Recorder`; both
+travel as keyword arguments. No hooks, no state on modules: two sessions can share one model.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaForCausalLM,
+    LlamaModel,
+    LlamaPreTrainedModel,
+)
+
+from tide.config import TideConfig
+from tide.intervention import Intervention
+from tide.memory import MemoryBanks, Router
+from tide.trace import Recorder, Trace
+
+
+class TideDecoderLayer(LlamaDecoderLayer):
+    """One decoder layer: LLaMA's, plus the injection m (equation 3.6)."""
+
+    def __init__(self, config: TideConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.layer_idx = layer_idx
+        self.router = Router(config) if config.num_memory_blocks else None
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        intervention: Intervention | None = None,
+        recorder: Recorder | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        """h' = h~ + FFN(n~) + m.
+
+        Args:
+            hidden_states: [B, T, d], the residual stream.
+            memory: [B, T, K, d], M of equation 3.4; None for the Base model.
+            intervention: what this forward does differently.
+            recorder: where to write what this layer did.
+            **kwargs: what LLaMA's attention takes: masks, rotary embedding, cache.
+
+        Returns:
+            [B, T, d].
+        """
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + attended  # h~ (B, T, d)
+        normed = self.post_attention_layernorm(hidden_states)  # n~ (B, T, d)
+        hidden_states = hidden_states + self.mlp(normed)
+
+        routing = None
+        if self.router is not None and memory is not None:
+            routing = self.router(normed)  # alpha (B, T, K+1), null last
+            if intervention:
+                routing = intervention.apply(self.layer_idx, routing)
+            hidden_states = hidden_states + mix(routing, memory)
+        if recorder is not None:
+            recorder.add_layer(hidden_states, routing)
+        return hidden_states
+
+
+def mix(routing: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """The injection m = sum_k alpha_k M_k(v); the null bank is the zero vector and drops out (equation 3.6).
+
+    Args:
+        routing: [..., K+1] float32.
+        memory: [..., K, d].
+
+    Returns:
+        [..., d] in the dtype of `memory`.
+    """
+    weights = routing[..., :-1].to(memory.dtype)
+    return torch.matmul(weights.unsqueeze(-2), memory).squeeze(-2)
+
+
+class TidePreTrainedModel(LlamaPreTrainedModel):
+    """What transformers needs to know to initialise, load and shard a TIDE model."""
+
+    config: TideConfig
+    config_class = TideConfig
+    _no_split_modules = ["TideDecoderLayer"]
+    _can_record_outputs = {**LlamaPreTrainedModel._can_record_outputs, "hidden_states": TideDecoderLayer}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)  # BankRMSNorm is initialised there: ones, like every RMSNorm
+        if isinstance(module, MemoryBanks):
+            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)  # ours: as the input embedding
+        elif isinstance(module, Router) and module.null_bias is not None:
+            init.zeros_(module.null_bias)
+
+
+class TideModel(TidePreTrainedModel, LlamaModel):
+    """The decoder: LLaMA's, with the memory looked up once and handed to every layer."""
+
+    def __init__(self, config: TideConfig):
+        super().__init__(config)
+        self.layers = nn.ModuleList([TideDecoderLayer(config, i) for i in range(config.num_hidden_layers)])
+        self.memory = MemoryBanks(config) if config.num_memory_blocks else None
+        self.post_init()
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor | None = None,
+        intervention: Intervention | None = None,
+        recorder: Recorder | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPast:
+        """LLaMA's forward on a residual stream that the memory feeds in every layer.
+
+        Args:
+            input_ids: [B, T]. Needed whenever K > 0: the memory is addressed by token id.
+            intervention: what this forward does differently.
+            recorder: where to write what every layer did.
+            **kwargs: as `LlamaModel.forward`.
+
+        Raises:
+            ValueError: when K > 0 and only `inputs_embeds` is given, or when the intervention names a layer or
+                bank that the model does not have.
+        """
+        if intervention:
+            intervention.validate(self.config)
+        memory = None
+        if self.memory is not None:
+            if input_ids is None:
+                raise ValueError("A TIDE model looks its memory up by token id: pass input_ids, not inputs_embeds.")
+            memory = self.memory(input_ids)  # M (B, T, K, d)
+        if recorder is not None:
+            recorder.start(self.embed_tokens(input_ids), memory)
+        return super().forward(
+            input_ids=input_ids, memory=memory, intervention=intervention, recorder=recorder, **kwargs
+        )
+
+
+class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
+    """A TIDE language model. `generate()`, cache and saving are transformers' own."""
+
+    def __init__(self, config: TideConfig):
+        super().__init__(config)
+        self.model = TideModel(config)
+        self.post_init()
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        intervention: Intervention | None = None,
+        recorder: Recorder | None = None,
+        **kwargs,
+    ) -> CausalLMOutputWithPast:
+        """Next-token logits, and the loss where `labels` are given.
+
+        LLaMA's arguments that are named here are those that `generate()` and Trainer look for in this signature:
+        without `logits_to_keep`, for one, `generate()` would unembed every position of a prompt.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 0 where a row is padded.
+            position_ids: [B, T].
+            labels: [B, T] token ids, -100 where no loss is wanted.
+            logits_to_keep: how many of the last positions to unembed; 0 is all.
+            intervention: what this forward does differently.
+            recorder: where to write what every layer did; `trace` is the easier way.
+            **kwargs: as `LlamaForCausalLM.forward`: cache, inputs_embeds, num_items_in_batch, ...
+
+        Returns:
+            As transformers: `.logits` [B, T, V]; `.loss` in nats, the z-loss included (`causal_lm_loss`).
+        """
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            labels=labels,
+            logits_to_keep=logits_to_keep,
+            intervention=intervention,
+            recorder=recorder,
+            **kwargs,
+        )
+
+    @property
+    def loss_function(self):
+        """The training loss of Table 7, in the form that transformers' forward and Trainer call."""
+        return causal_lm_loss_with(self.config.z_loss_coefficient)
+
+    @torch.no_grad()
+    def trace(
+        self,
+        input_ids: torch.Tensor,
+        intervention: Intervention | None = None,
+        attention_mask: torch.Tensor | None = None,
+        with_logits: bool = True,
+    ) -> Trace:
+        """Runs one forward and returns all that it did.
+
+        Args:
+            input_ids: [B, T] token ids.
+            intervention: what this forward does differently.
+            attention_mask: [B, T], 0 where a row is padded; padded positions of a trace mean nothing.
+            with_logits: False leaves `Trace.logits` empty and saves the unembedding, the dearest part of a
+                forward with a large vocabulary.
+
+        Returns:
+            `tide.trace.Trace`, tensors on the model's device.
+        """
+        recorder = Recorder()
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+        output = self.model(**inputs, intervention=intervention, recorder=recorder)
+        logits = self.lm_head(output.last_hidden_state) if with_logits else None
+        return recorder.finish(self, input_ids, logits)
+
+
+def causal_lm_loss_with(z_loss_coefficient: float):
+    """Binds the z-loss coefficient, since transformers calls a loss function without the configuration."""
+
+    def loss_function(logits, labels, vocab_size=None, num_items_in_batch=None, ignore_index=-100, **_):
+        return causal_lm_loss(logits, labels, z_loss_coefficient, num_items_in_batch, ignore_index)
+
+    return loss_function
+
+
+def causal_lm_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    z_loss_coefficient: float = 0.0,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """Cross entropy of the next token plus z_loss_coefficient * mean(logsumexp(logits)^2) (Table 7), in float32.
+
+    Args:
+        logits: [B, T, V].
+        labels: [B, T] token ids; position t is predicted from position t-1. `ignore_index` is left out.
+        z_loss_coefficient: 1e-6 in the paper.
+        num_items_in_batch: divide the sum by this instead of the number of targets, for accumulated gradients.
+        ignore_index: label of positions that are not counted.
+
+    Returns:
+        Scalar, nats per target.
+    """
+    targets = F.pad(labels, (0, 1), value=ignore_index)[..., 1:].to(logits.device)  # (B, T)
+    counted = targets != ignore_index
+    index = targets.clamp(min=0).unsqueeze(-1)
+    logits = logits.float()
+    log_prob = logits.log_softmax(dim=-1).gather(-1, index).squeeze(-1)  # (B, T)
+    logsumexp = logits.gather(-1, index).squeeze(-1) - log_prob  # from what log_softmax already summed
+    per_target = z_loss_coefficient * logsumexp.square() - log_prob
+    count = num_items_in_batch if num_items_in_batch is not None else counted.sum()
+    return (per_target * counted).sum() / count
+
+
+AutoConfig.register("tide", TideConfig)
+AutoModel.register(TideConfig, TideModel)
+AutoModelForCausalLM.register(TideConfig, TideForCausalLM)

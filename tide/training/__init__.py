@@ -1,0 +1,1 @@
+"""Training: the corpus, the tokenizer, the data and the loop."""
