@@ -259,7 +259,7 @@ class TestSources:
         names = {source.name for source in SOURCES}
         assert len({one.source for one in HELD_OUT}) == len(HELD_OUT)
         assert {one.source for one in HELD_OUT} <= names
-        assert all((one.fraction is None) != (one.sentence is None) for one in HELD_OUT)
+        assert all((one.fraction is None) == bool(one.sentence) for one in HELD_OUT)
 
     def test_recorded_files_are_those_that_the_mix_writes(self):
         expected = {f"train_{domain}.txt" for domain in DOMAINS} | {f"heldout_{one.name}.txt" for one in HELD_OUT}

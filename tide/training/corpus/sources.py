@@ -82,7 +82,7 @@ class HeldOut:
     source: str
     text: str
     fraction: float | None = None
-    sentence: str | None = None
+    sentence: str = ""
 
 
 _PAGES = r"\.html?(\.gz)?$"
