@@ -45,11 +45,10 @@ def measure(artifacts: Path, switches: int) -> list[float]:
     with dashboard_server(artifacts) as url, chromium() as browser:
         page = open_page(browser, f"{url}/live")
         page.get_by_role("button", name="bank 0 in layer 0: on").wait_for()
-        names = [
-            button.get_attribute("aria-label").rsplit(":", 1)[0]
-            for button in page.get_by_role("button", name="in layer").all()
-            if button.get_attribute("aria-label").startswith("bank ")
+        labels = [
+            button.get_attribute("aria-label") or "" for button in page.get_by_role("button", name="in layer").all()
         ]
+        names = [label.rsplit(":", 1)[0] for label in labels if label.startswith("bank ")]
         times = []
         for i in range(switches + 2):
             button = page.get_by_role("button", name=names[i * 7 % len(names)])  # 7: walks over layers and banks

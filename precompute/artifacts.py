@@ -197,7 +197,7 @@ class Artifacts:
             raise ValueError(f"k is {k}; 1 to {most} neighbours are stored.")
 
     def overlap(self, token_id: int) -> np.ndarray:
-        """Jaccard overlap of a token's 10 nearest neighbours in each bank with those in the input embedding (figure 13).
+        """Jaccard overlap of a token's 10 nearest in each bank with the 10 nearest in the input embedding (figure 13).
 
         Returns:
             [K] float32, 0 (none in common) to 1 (the same).
@@ -205,8 +205,10 @@ class Artifacts:
         Raises:
             ValueError: for a token id that is not there.
         """
-        token_id = self._check_token(token_id)
-        return self._tensors("neighbors").get_slice("overlap")[token_id : token_id + 1, :][0]
+        token_id, stored = self._check_token(token_id), self._tensors("neighbors")
+        if not self.num_banks:  # safetensors does not slice an empty tensor
+            return np.empty(0, dtype=np.float32)
+        return stored.get_slice("overlap")[token_id : token_id + 1][0]
 
     def overlap_by_decile(self) -> "pd.DataFrame":
         """Mean of `overlap` over the tokens of each frequency decile (figure 13 by decile).

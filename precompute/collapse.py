@@ -130,7 +130,8 @@ def word_states(
 def distances(a: torch.Tensor, b: torch.Tensor) -> dict[str, np.ndarray]:
     """Three distances between vectors [..., d]: each [...] float64.
 
-    l2: length of the difference. normalized_l2: the same of the vectors scaled to length one. cosine_distance: 1 - cosine.
+    l2 is the length of the difference, normalized_l2 the same of the vectors scaled to length one, cosine_distance is
+    1 - cosine.
     """
     a, b = a.double(), b.double()
     unit_a, unit_b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)

@@ -1,5 +1,6 @@
 """What a stage costs: seconds and peak memory, for the manifest."""
 
+import contextlib
 import resource
 import sys
 import time
@@ -27,10 +28,8 @@ class Cost:
 
     def __enter__(self) -> "Cost":
         self._start = time.perf_counter()
-        try:
+        with contextlib.suppress(OSError):  # another system, or not permitted: then the peak is the whole process's
             _CLEAR_REFS.write_text(_RESET_PEAK)
-        except OSError:
-            pass  # another system, or not permitted: then the peak is that of the whole process
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         return self
@@ -44,11 +43,9 @@ class Cost:
 
 def peak_resident_bytes() -> int:
     """Largest resident size of this process so far (on Linux, since it was last set back)."""
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        pass
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -1,6 +1,7 @@
-"""Stage `neighbors`: the nearest tokens of every token, in the input embedding and in each bank (table 6, figure 13)."""
+"""Stage `neighbors`: the nearest tokens of every token, in the input embedding and each bank (table 6, figure 13)."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from tqdm import tqdm
 from precompute.artifacts import OVERLAP_K
 from precompute.store import Tables
 from tide.cli import UserError
+from tide.memory import MemoryBanks
 from tide.model import TideForCausalLM
 
 STORED_K = 50
@@ -38,8 +40,8 @@ def tables(model: TideForCausalLM) -> Iterator[np.ndarray]:
     Yields:
         [V, d] float32, K + 1 times.
     """
-    yield model.get_input_embeddings().weight.float().cpu().numpy()
-    vocab_size, memory = model.config.vocab_size, model.model.memory
+    yield cast(torch.nn.Embedding, model.get_input_embeddings()).weight.float().cpu().numpy()
+    vocab_size, memory = model.config.vocab_size, cast(MemoryBanks, model.model.memory)
     for bank in range(model.config.num_memory_blocks):
         out = np.empty((vocab_size, model.config.hidden_size), dtype=np.float32)
         for start in range(0, vocab_size, LOOKUP_BATCH):

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from precompute.artifacts import Artifacts
 from precompute.collapse import collapse_tables, read_study
 from precompute.frequency import token_table
 from precompute.measure import Cost
@@ -28,7 +29,7 @@ from precompute.text import check_text_files, describe_text, encode_files
 from tide.checkpoint import COUNTS_FILE, check_checkpoint, fingerprint, load_checkpoint, read_config, token_counts
 from tide.cli import UserError
 from tide.config import TideConfig
-from tide.frequency import count_tokens, frequency_deciles
+from tide.frequency import count_tokens
 from tide.model import TideForCausalLM
 from tide.tokens import Vocabulary
 
@@ -124,10 +125,10 @@ class Pipeline:
     def run(self, stages: Sequence[str]) -> list[str]:
         """Makes the stages of a list that are not there yet; returns their names."""
         plans = {stage: getattr(self, f"_plan_{stage}")() for stage in stages}  # wrong inputs end here, before any work
-        store = Store(self.job.out, self._identity())
+        self.store = Store(self.job.out, self._identity())
         made = []
         for stage, plan in plans.items():
-            if store.is_done(stage, plan.key):
+            if self.store.is_done(stage, plan.key):
                 self._say(f"{stage}: is there already")
                 continue
             with Cost() as cost:
@@ -140,7 +141,7 @@ class Pipeline:
                 "peak_memory_mb": cost.peak_memory_mb,
                 "peak_gpu_memory_mb": cost.peak_gpu_memory_mb,
             }
-            store.write_stage(stage, plan.key, tables, record, plan.top)
+            self.store.write_stage(stage, plan.key, tables, record, plan.top)
             self._say(f"{stage}: {cost.seconds:.1f} s, peak memory {cost.peak_memory_mb:,.0f} MB")
             made.append(stage)
         return made
@@ -184,7 +185,7 @@ class Pipeline:
         if counted is not None:
             counts, corpus = counted
             source = {"counts": hashlib.sha256(counts.tobytes()).hexdigest()[:32]}
-            parameters = {"count_corpus": corpus, "count_source": COUNTS_FILE}
+            parameters: dict[str, Any] = {"count_corpus": corpus, "count_source": COUNTS_FILE}
         else:
             text = self._count_text
             source = {"text": text["fingerprint"]}
@@ -192,7 +193,12 @@ class Pipeline:
             parameters = {"count_corpus": names, "count_source": text}
         tokenizer = hashlib.sha256((self.job.checkpoint / "tokenizer.json").read_bytes()).hexdigest()[:32]
         inputs = {"stage": "frequency", "tokenizer": tokenizer, **source, "corpus": parameters["count_corpus"]}
-        return Plan(inputs, lambda: token_table(self._vocabulary, self._counts), parameters)
+
+        def make() -> Tables:
+            model, tokenizer = self._model
+            return token_table(Vocabulary(tokenizer, model.config.vocab_size), self._counts())
+
+        return Plan(inputs, make, parameters)
 
     @cached_property
     def _count_text(self) -> dict[str, Any]:
@@ -201,7 +207,6 @@ class Pipeline:
         check_text_files(self.job.count_text, "--count-text")
         return describe_text(self.job.count_text)
 
-    @cached_property
     def _counts(self) -> np.ndarray:
         vocab_size = self._model[0].config.vocab_size
         counted = token_counts(self.job.checkpoint)
@@ -210,15 +215,10 @@ class Pipeline:
             return count_tokens(files, self._model[1], vocab_size, self.job.show_progress)
         if len(counted[0]) != vocab_size:
             raise UserError(
-                f"{self.job.checkpoint / COUNTS_FILE} has {len(counted[0]):,} counts, the model {vocab_size:,} token ids; "
-                "remove the file or put the right one there."
+                f"{self.job.checkpoint / COUNTS_FILE} has {len(counted[0]):,} counts, the model {vocab_size:,} "
+                "token ids; remove the file or put the right one there."
             )
         return counted[0]
-
-    @cached_property
-    def _vocabulary(self) -> Vocabulary:
-        model, tokenizer = self._model
-        return Vocabulary(tokenizer, model.config.vocab_size)
 
     def _plan_routing(self) -> Plan:
         window = TideConfig.from_pretrained(self.job.checkpoint).max_position_embeddings
@@ -231,7 +231,7 @@ class Pipeline:
 
         def make() -> Tables:
             model, tokenizer = self._model
-            deciles = frequency_deciles(self._counts, self._vocabulary)
+            deciles = Artifacts(self.job.out, self.store.manifest).bins  # stored: a resumed run counts nothing again
             tokens = encode_files(self.job.text, tokenizer)
             return routing_statistics(model, tokens, deciles, window, show_progress=self.job.show_progress)
 
@@ -240,7 +240,10 @@ class Pipeline:
     def _plan_neighbors(self) -> Plan:
         load_faiss()  # a missing FAISS is said before any work
         parameters = {"k": STORED_K, "metric": "cosine", "index": "IndexFlatIP"}
-        make = lambda: neighbor_tables(self._model[0], show_progress=self.job.show_progress)  # noqa: E731
+
+        def make() -> Tables:
+            return neighbor_tables(self._model[0], show_progress=self.job.show_progress)
+
         return Plan({"stage": "neighbors", **parameters}, make, parameters)
 
     def _plan_collapse(self) -> Plan:

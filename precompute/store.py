@@ -53,7 +53,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ArtifactError(
-            f"{folder} is no artifacts folder: it has no {MANIFEST_FILE}; run `{COMMAND} CHECKPOINT` with another --out."
+            f"{folder} is no artifacts folder: it has no {MANIFEST_FILE}; "
+            f"run `{COMMAND} CHECKPOINT` with another --out."
         ) from error
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{file} is broken: it cannot be read as JSON; {again}.") from error

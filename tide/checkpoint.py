@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -58,19 +58,15 @@ def load_checkpoint(
         dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
     try:
         with _quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(path)
-            model, info = TideForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(
-            f"{path} could not be loaded ({first_line(error)}); copy or train the checkpoint anew."
-        ) from error
-    for key, what in (
-        ("missing_keys", "lacks"),
-        ("unexpected_keys", "holds weights that its config.json has no place for:"),
-    ):
+            tokenizer: Any = AutoTokenizer.from_pretrained(path)
+            loaded: Any = TideForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
+    except Exception as error:  # the tokenizers library raises bare `Exception` for a damaged file
+        raise UserError(f"{path} cannot be loaded ({first_line(error)}); copy or train the checkpoint anew.") from error
+    model, info = loaded
+    for key, what in (("missing_keys", "lacks"), ("unexpected_keys", "has, against its config.json,")):
         if names := sorted(info[key]):
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise UserError(f"The checkpoint {path} {what} {names[0]}{more}; copy or train the checkpoint anew.")
+            raise UserError(f"The checkpoint {path} {what} the weights {names[0]}{more}; copy or train it anew.")
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
             f"The tokenizer in {path} has {len(tokenizer):,} ids, the model only {model.config.vocab_size:,}; "
@@ -146,8 +142,8 @@ def _device(name: str) -> "torch.device":
         device = torch.device(name)
     except RuntimeError as error:
         raise UserError(f"There is no device {name!r}; choose cpu, cuda or mps.") from error
-    available = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
-    if not available.get(device.type, lambda: False)():
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(device.type, False):
         raise UserError(f"This computer has no device {name!r} that torch can use; choose another --device.")
     return device
 

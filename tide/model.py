@@ -1,4 +1,6 @@
-"""TIDE on transformers' LLaMA. How it departs from LLaMA, all of it in this file:
+"""TIDE on transformers' LLaMA.
+
+How it departs from LLaMA:
 
 - K tables hold a vector for every token id. They are looked up once per forward, M [B, T, K, d], and every
   layer reads the same M (equations 3.3 and 3.4; `tide.memory`).
@@ -96,7 +98,10 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
     config: TideConfig
     config_class = TideConfig
     _no_split_modules = ["TideDecoderLayer"]
-    _can_record_outputs = {**LlamaPreTrainedModel._can_record_outputs, "hidden_states": TideDecoderLayer}
+    _can_record_outputs = {
+        **LlamaPreTrainedModel._can_record_outputs,
+        "hidden_states": TideDecoderLayer,
+    }
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -197,8 +202,8 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
             **kwargs,
         )
 
-    @property
-    def loss_function(self):
+    @property  # type: ignore[misc]
+    def loss_function(self):  # type: ignore[override]
         """The training loss of Table 7, in the form that transformers' forward and Trainer call."""
         return causal_lm_loss_with(self.config.z_loss_coefficient)
 

@@ -1,10 +1,10 @@
-"""The one place that turns a token id into text to show.
+r"""The one place that turns a token id into text to show.
 
 A token is a piece of bytes, not a word: it may begin with a space, be a newline, or be part of a character. What
 `Vocabulary.show` returns makes all of that visible, and what `as_html` and `as_markdown` return is never read as
 markup. Shown forms:
 
-    " three" -> ␣three      "\\n" -> ⏎      "\\t" -> ⇥      byte E4 alone -> ⟨E4⟩      BOS -> [<|endoftext|>]
+    " three" -> ␣three      "\n" -> ⏎      "\t" -> ⇥      byte E4 alone -> ⟨E4⟩      BOS -> [<|endoftext|>]
 """
 
 import html
@@ -34,8 +34,9 @@ class Vocabulary:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int | None = None):
         self.tokenizer = tokenizer
         self._size = size or len(tokenizer)
-        self._pieces: list[str | None] = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), self._size))))
-        self._pieces += [None] * (self._size - len(self._pieces))
+        known = min(len(tokenizer), self._size)
+        self._pieces: list[str | None] = [*tokenizer.convert_ids_to_tokens(list(range(known)))]
+        self._pieces += [None] * (self._size - known)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self.special_ids = frozenset(i for i, token in added.items() if token.special and i < self._size)
         self._added_ids = frozenset(added)

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import FrozenInstanceError
+from functools import partial
 
 import pytest
 import torch
@@ -65,13 +66,14 @@ def test_a_bank_that_is_off_hands_its_weight_to_null_and_the_rest_stay(intervent
 
 @given(intervention=INTERVENTIONS, seed=st.integers(0, 100))
 @settings(max_examples=15)
-def test_the_forward_with_banks_off_is_the_forward_of_a_model_whose_memory_mixes_fewer(intervention, seed):
-    """Against another way to the same numbers: layer by layer, from the trace's own parts."""
+def test_a_forward_injects_what_the_banks_that_are_on_hold(intervention, seed):
     model, ids = tiny_model(seed), torch.tensor([[7, 8, 9, 8]])
     trace = model.trace(ids, intervention=intervention)
     for layer in range(LAYERS):
         on = [k for k in range(BANKS) if k not in intervention.banks_off(layer, BANKS)]
-        injection = sum((trace.routing[:, :, layer, k, None] * trace.memory[:, :, k] for k in on), torch.zeros(1, 4, 32))
+        injection = sum(
+            (trace.routing[:, :, layer, k, None] * trace.memory[:, :, k] for k in on), torch.zeros(1, 4, 32)
+        )
         torch.testing.assert_close(trace.injection()[:, :, layer], injection)
     assert torch.equal(trace.logits, logits_of(model, ids, intervention))
 
@@ -86,16 +88,17 @@ def test_a_layer_that_is_off_injects_nothing_and_the_layers_below_do_not_notice(
     assert torch.equal(off.routing[:, :, :layer], plain.routing[:, :, :layer])
     assert not torch.allclose(off.hidden[:, :, layer + 1], plain.hidden[:, :, layer + 1], atol=1e-3)
     torch.testing.assert_close(
-        plain.hidden[:, :, layer + 1] - off.hidden[:, :, layer + 1], plain.injection()[:, :, layer], rtol=1e-4, atol=1e-4
+        plain.hidden[:, :, layer + 1] - off.hidden[:, :, layer + 1],
+        plain.injection()[:, :, layer],
+        rtol=1e-4,
+        atol=1e-4,
     )
 
 
 def test_a_layer_off_equals_all_of_its_pairs_off(make_model, input_ids):
     model = make_model()
     by_pairs = Intervention.off((1, bank) for bank in range(BANKS))
-    assert torch.equal(
-        logits_of(model, input_ids, Intervention.layers_off([1])), logits_of(model, input_ids, by_pairs)
-    )
+    assert torch.equal(logits_of(model, input_ids, Intervention.layers_off([1])), logits_of(model, input_ids, by_pairs))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_a_layer_off_equals_all_of_its_pairs_off(make_model, input_ids):
 )
 def test_layers_and_banks_that_do_not_exist_are_refused(make_model, input_ids, intervention, message):
     model = make_model()
-    for call in (model, model.trace, model.generate):
+    for call in (model, model.trace, partial(model.generate, max_new_tokens=1)):
         with pytest.raises(ValueError, match=message) as refusal:
             call(input_ids, intervention=intervention)
         assert "\n" not in str(refusal.value)

@@ -136,7 +136,9 @@ def test_input_embeddings_alone_cannot_address_the_memory(make_model, input_ids)
     assert torch.equal(base(inputs_embeds=embeddings).logits, base(input_ids).logits)
 
 
-@pytest.mark.parametrize("fields", [{}, {"num_memory_blocks": 0}, {"tie_word_embeddings": True, "router_null_bias": True}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"num_memory_blocks": 0}, {"tie_word_embeddings": True, "router_null_bias": True}]
+)
 def test_saved_equals_loaded(make_model, input_ids, tmp_path, fields):
     model = make_model(**fields)
     model.save_pretrained(tmp_path)

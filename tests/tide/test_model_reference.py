@@ -72,9 +72,7 @@ def reference_logits(model, ids):
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=40)
-def test_the_forward_is_the_papers_equations(
-    heads, head_dim, layers, num_banks, null_bias, tied, theta, length, seed
-):
+def test_the_forward_is_the_papers_equations(heads, head_dim, layers, num_banks, null_bias, tied, theta, length, seed):
     model = tiny_model(
         seed,
         hidden_size=heads[0] * head_dim,

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -54,9 +55,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
             f"`python -m tide.training.tokenizer --text {folder.parent} --out {folder}` or give --tokenizer."
         )
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # transformers and tokenizers raise whatever they meet in a broken file
         raise UserError(f"{folder} holds no tokenizer that transformers can read ({type(error).__name__}).") from error
+    return tokenizer
 
 
 def check_device(name: str) -> str:

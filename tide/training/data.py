@@ -35,10 +35,11 @@ def training_files(folder: Path) -> list[Path]:
 
 
 def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerFast) -> str:
-    """Names the token file: tokenizer, and name and size of every text file."""
+    """Names the token file: it depends on the tokenizer and on every byte of the text."""
     digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
     for file in files:
-        digest.update(f"{file.name}:{file.stat().st_size}\n".encode())
+        with file.open("rb") as text:
+            digest.update(hashlib.file_digest(text, "sha256").digest())
     return digest.hexdigest()[:16]
 
 

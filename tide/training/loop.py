@@ -184,7 +184,7 @@ class Run:
         shutil.rmtree(temporary, ignore_errors=True)
         model.save_pretrained(temporary)
         self.tokenizer.save_pretrained(temporary)
-        names = {p: name for name, p in model.named_parameters()}
+        names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
         moments = {f"{key}.{names[p]}": value for p, state in optimizer.state.items() for key, value in state.items()}
         save_file(moments, temporary / "optimizer.safetensors")
         os.replace(temporary, target)
@@ -210,7 +210,9 @@ class Run:
         self.tokenizer.save_pretrained(self.folder)
         temporary = self.folder / "checkpoint.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
-        model.eval().to(self.save_dtype).save_pretrained(temporary)
+        for parameter in model.eval().parameters():  # not model.to(), which would round the rotary frequencies too
+            parameter.data = parameter.data.to(self.save_dtype)
+        model.save_pretrained(temporary)
         for file in sorted(temporary.iterdir(), key=lambda f: f.name == "model.safetensors"):  # weights last
             os.replace(file, self.folder / file.name)
         temporary.rmdir()

@@ -1,0 +1,131 @@
+"""`tide-train` at the keyboard: every wrong input is one line on stderr and exit code 2."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import toy_documents
+from tide.cli import run_command
+from tide.training.__main__ import main
+from tide.training.tokenizer import train_tokenizer
+
+TINY = ["--steps", "2", "--batch-size", "2", "--micro-batch-size", "2", "--sequence-length", "8", "--device", "cpu"]
+
+
+def run(capfd, *arguments):
+    code = run_command(lambda: main([str(a) for a in arguments]))
+    return code, capfd.readouterr().err
+
+
+def assert_refused(result, message):
+    code, stderr = result
+    assert code == 2
+    assert stderr.endswith("\n")
+    assert len(stderr.splitlines()) == 1
+    assert stderr.startswith("error: ")
+    assert message in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer):
+    """A data folder with a tokenizer and no text yet."""
+    tokenizer.save_pretrained(tmp_path / "data" / "tokenizer")
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--blocks", "-1"], "--blocks: -1 is below 0"),
+        (["--blocks", "many"], "'many' is not a whole number"),
+        (["--preset", "7b"], "invalid choice: '7b'"),
+        (["--steps", "0"], "steps is 0; it must be at least 1"),
+        (["--lr", "-1"], "peak_lr is -1.0"),
+        (["--batch-size", "3"], "no multiple of micro_batch_size"),
+        (["--save-every", "0"], "--save-every: 0 is below 1"),
+        (["--log-every", "-5"], "--log-every: -5 is below 1"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--device", "warp"], "--device warp is not usable"),
+        (["--device", "meta9"], "--device meta9 is not usable"),
+        (["--no-such-option"], "unrecognized arguments: --no-such-option"),
+    ],
+)
+def test_wrong_options(capfd, data_folder, tmp_path, options, message):
+    out = tmp_path / "out"
+    assert_refused(run(capfd, "--data", data_folder, "--out", out, *TINY, *options), message)
+    assert not out.exists()
+
+
+def test_a_missing_option(capfd, data_folder):
+    assert_refused(run(capfd, "--data", data_folder), "--out")
+
+
+def test_no_data_folder(capfd, tmp_path):
+    assert_refused(run(capfd, "--data", tmp_path / "nowhere", "--out", tmp_path / "out"), "nowhere is no folder")
+
+
+def test_a_data_folder_without_text(capfd, folder, tmp_path):
+    assert_refused(run(capfd, "--data", folder, "--out", tmp_path / "out", *TINY), "holds no .txt file")
+
+
+@pytest.mark.parametrize("text", ["", "\n\n\n"])
+def test_empty_text(capfd, folder, tmp_path, text):
+    (folder / "train_a.txt").write_text(text)
+    assert_refused(run(capfd, "--data", folder, "--out", tmp_path / "out", *TINY), "holds no text")
+
+
+def test_too_little_text(capfd, folder, tmp_path):
+    (folder / "train_a.txt").write_text("The fox.\n")
+    assert_refused(run(capfd, "--data", folder, "--out", tmp_path / "out", *TINY), "fewer than one batch")
+
+
+def test_binary_data(capfd, folder, tmp_path):
+    (folder / "train_a.txt").write_bytes(bytes(range(256)) * 100)
+    assert_refused(run(capfd, "--data", folder, "--out", tmp_path / "out", *TINY), "train_a.txt is not UTF-8 text")
+
+
+def test_no_tokenizer(capfd, tmp_path):
+    (tmp_path / "train_a.txt").write_text("The fox.\n")
+    result = run(capfd, "--data", tmp_path, "--out", tmp_path / "out")
+    assert_refused(result, "holds no tokenizer.json; make one with")
+
+
+def test_a_broken_tokenizer(capfd, folder, tmp_path):
+    (folder / "train_a.txt").write_text("The fox.\n")
+    (folder / "tokenizer" / "tokenizer.json").write_text('{"model": ')
+    assert_refused(run(capfd, "--data", folder, "--out", tmp_path / "out"), "holds no tokenizer that transformers can")
+
+
+def test_a_tokenizer_that_is_larger_than_the_model(capfd, data_folder, tmp_path):
+    tokenizer = train_tokenizer(iter(toy_documents(5)), vocab_size=300)
+    tokenizer.add_tokens([f"<extra {i}>" for i in range(16_384)])
+    tokenizer.save_pretrained(tmp_path / "large")
+    result = run(capfd, "--data", data_folder, "--tokenizer", tmp_path / "large", "--out", tmp_path / "out", *TINY)
+    assert_refused(result, "the preset demo room for 16,384")
+
+
+def test_an_output_folder_that_is_a_file(capfd, data_folder, tmp_path):
+    (tmp_path / "out").write_text("mine")
+    assert_refused(run(capfd, "--data", data_folder, "--out", tmp_path / "out", *TINY), "cannot be made a folder")
+
+
+def test_a_run_with_other_settings_in_the_output_folder(capfd, data_folder, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps({"recipe": {"steps": 9}}))
+    result = run(capfd, "--data", data_folder, "--out", tmp_path, *TINY, "--resume")
+    assert_refused(result, "holds a run with other settings or data")
+
+
+def test_the_command_trains_and_says_what_it_trains(capfd, data_folder, tmp_path):
+    """In a process of its own, as a person runs it."""
+    arguments = ["--data", data_folder, "--out", tmp_path / "out", "--blocks", "1", *TINY]
+    command, environment = [sys.executable, "-m", "tide.training", *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "memory 2,097,152" in done.stdout  # 16,384 ids * d 128
+    assert f"saved in {tmp_path / 'out'}" in done.stdout
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert_refused(run(capfd, *arguments), "holds a finished run")
