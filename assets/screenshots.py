@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 1440, 900
 DRAW_MS = 1500  # plotly's own animation after the app has settled
 
 VIEWS = {
-    "overview": "overview",
+    "overview": "",
     "router": "router?layer=3&bank=5",
     "banks": "banks",
     "collapse": "collapse",

@@ -1,25 +1,23 @@
 """`tide-dashboard`: explore TIDE artifacts in a browser."""
 
-import argparse
-import importlib.util
 import os
 import socket
 import sys
 from pathlib import Path
 
+from dashboard.engine import DEVICE_VARIABLE
 from precompute import Artifacts
-from tide.cli import UserError, run_command
+from tide.cli import ArgumentParser, UserError, run_command
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8501
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_ARTIFACTS = ROOT / "artifacts" / "tide-8e"
-DEVICE_VARIABLE = "TIDE_DEVICE"  # how the command line reaches the app, which Streamlit runs as a script
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="tide-dashboard", description=__doc__.split(": ", 1)[1])
+    parser = ArgumentParser(prog="tide-dashboard", description=__doc__.split(": ", 1)[1])
     parser.add_argument("artifacts", nargs="*", type=Path, help="artifact folders (default: the demo's)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"port on {HOST} (default {DEFAULT_PORT})")
     parser.add_argument("--device", choices=["cpu", "cuda", "mps"], help="device of the live model")
@@ -63,10 +61,12 @@ def main(argv: list[str] | None = None) -> int:
     if args.device:
         os.environ[DEVICE_VARIABLE] = args.device
 
+    # Loaded before the server answers, so that the first page does not wait for torch.
     from streamlit.web import cli as streamlit_cli
 
-    app = importlib.util.find_spec("dashboard.app")
-    assert app is not None and app.origin is not None
+    import dashboard.app  # noqa: F401
+
+    script = Path(__file__).parent / "entry" / "main.py"
     options = {
         "server.address": HOST,
         "server.port": args.port,
@@ -75,11 +75,12 @@ def main(argv: list[str] | None = None) -> int:
         "browser.gatherUsageStats": False,
         "client.showErrorDetails": "none",
         "client.toolbarMode": "minimal",
-        "theme.primaryColor": "#0B6E99",
+        "theme.light.primaryColor": "#0B6E99",
+        "theme.dark.primaryColor": "#5BB8DE",
     }
     flags = [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
     print(f"TIDE explorer on http://{HOST}:{args.port}", flush=True)
-    sys.argv = ["streamlit", "run", app.origin, *flags, "--", *(str(folder.resolve()) for folder in folders)]
+    sys.argv = ["streamlit", "run", str(script), *flags, "--", *(str(folder.resolve()) for folder in folders)]
     return streamlit_cli.main(standalone_mode=False) or 0
 
 

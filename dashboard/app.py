@@ -1,6 +1,5 @@
 """The frame of the dashboard: opens the artifacts, keeps the selection, shows the chosen page."""
 
-import sys
 from pathlib import Path
 
 import streamlit as st
@@ -11,7 +10,8 @@ from dashboard.pages import banks, collapse, live, overview, router
 from dashboard.state import open_source, pop_notices, sync_url
 from tide.cli import UserError
 
-STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+HERE = Path(__file__).parent
+STYLE = (HERE / "style.css").read_text(encoding="utf-8")
 
 
 def run(folders: list[Path]) -> None:
@@ -20,10 +20,10 @@ def run(folders: list[Path]) -> None:
     Args:
         folders: artifact folders to choose from.
     """
-    st.set_page_config(page_title="TIDE explorer", page_icon=":material/waves:", layout="wide")
+    st.set_page_config(page_title="TIDE explorer", page_icon=str(HERE / "icon.png"), layout="wide")
     st.html(f"<style>{STYLE}</style>")
     pages = [
-        st.Page(guarded(overview.render), title="Overview", url_path="overview", default=True),
+        st.Page(guarded(overview.render), title="Overview", default=True),
         st.Page(guarded(router.render), title="Router", url_path="router"),
         st.Page(guarded(banks.render), title="Banks", url_path="banks"),
         st.Page(guarded(collapse.render), title="Collapse", url_path="collapse"),
@@ -42,7 +42,3 @@ def run(folders: list[Path]) -> None:
     for notice in pop_notices():
         st.warning(notice, icon=":material/link_off:")
     page.run()
-
-
-if __name__ == "__main__":
-    run([Path(argument) for argument in sys.argv[1:]])

@@ -16,6 +16,7 @@ from tide.cli import UserError
 from tide.tokens import Vocabulary
 from tide.trace import kl_divergence
 
+DEVICE_VARIABLE = "TIDE_DEVICE"  # how the command line tells the app, which Streamlit runs as a script, its device
 CACHED_RUNS = 64  # forwards kept; each costs about T * (d + L * (K + 2)) * 4 bytes
 
 
@@ -59,6 +60,7 @@ class Engine:
         self.vocabulary = Vocabulary(self.tokenizer, self.model.config.vocab_size)
         self._lock = threading.Lock()
         self._runs: OrderedDict[tuple[tuple[int, ...], Intervention], LiveRun] = OrderedDict()
+        self._forward((0,), Intervention())  # the first forward pays for set-up that no prompt should be charged with
 
     @property
     def description(self) -> str:

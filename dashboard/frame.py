@@ -7,11 +7,15 @@ from collections.abc import Callable
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from tide.cli import UserError
 from tide.tokens import as_html, as_markdown, shorten
 
-PLOT_CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
+PLOT_CONFIG = {
+    "displaylogo": False,
+    "modeBarButtonsToRemove": ["lasso2d", "select2d", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
+}
 
 
 def page_header(title: str, purpose: str) -> None:
@@ -29,6 +33,17 @@ def show_figure(figure: go.Figure, key: str, alt: str) -> None:
         alt: what the figure shows, for screen readers.
     """
     st.plotly_chart(figure, key=key, config=PLOT_CONFIG, alt=alt)
+
+
+def figure_columns(spec: int | list[int], key: str) -> list[DeltaGenerator]:
+    """Columns for figures and lists, which stand below one another where the window is narrow.
+
+    Args:
+        spec: number of columns, or their relative widths.
+        key: names the row, once a page.
+    """
+    with st.container(key=f"figures_{key}"):  # style.css knows the prefix
+        return st.columns(spec, gap="medium")
 
 
 def how_to_read(text: str) -> None:

@@ -22,7 +22,8 @@ def digits(value: float) -> str:
         return MISSING
     if value and not 1e-3 <= abs(value) < 1e6:
         return f"{value:.2e}".replace("-", "−")
-    decimals = 2 if not value else max(0, 2 - math.floor(math.log10(abs(value))))
+    exponent = int(f"{value:.2e}".split("e")[1])  # after rounding: 0.9997 is 1.00
+    decimals = max(0, 2 - exponent)
     return f"{value:,.{decimals}f}".replace("-", "−")
 
 

@@ -1,9 +1,11 @@
 """Token search over the whole vocabulary, on the server."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
+_ID = re.compile(r"#\s*[0-9]{1,18}\s*")
 _UNMARK = str.maketrans({"␣": " ", "⏎": "\n", "⇥": "\t", "␍": "\r"})
 
 
@@ -43,7 +45,7 @@ class TokenSearch:
             query: text, in which ␣ ⏎ ⇥ stand for white space, or `#` and a token id.
             limit: number of hits.
         """
-        if query.startswith("#") and query[1:].strip().isdigit():
+        if _ID.fullmatch(query):
             token_id = int(query[1:])
             return [Hit(token_id, "id")] if token_id < len(self._lower) else []
         query = query.translate(_UNMARK)

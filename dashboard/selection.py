@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 NULL_NAME = "null"
+PARAMETERS = ("token", "layer", "bank", "pin")  # of the URL
+_MOST_DIGITS = 20  # longer numbers are no ids, and Python refuses to read very long ones
 PREFERRED_TOKENS = (" three", "▁three", "three")  # a first view whose neighbours a person can judge at a glance
 
 
@@ -61,7 +63,7 @@ class Selection:
         problems: list[str] = []
 
         def number(name: str, text: str, size: int, fallback: int) -> int:
-            if text.isascii() and text.isdigit() and int(text) < size:
+            if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS and int(text) < size:
                 return int(text)
             problems.append(f"The link names {name} {text[:40]}, but this checkpoint has {name}s 0..{size - 1}.")
             return fallback
@@ -94,7 +96,7 @@ class Selection:
 
 
 def bank_name(bank: int, num_banks: int) -> str:
-    """ "0".."K-1", and "null" for K."""
+    """A number below K as itself, and "null" for K."""
     return NULL_NAME if bank == num_banks else str(bank)
 
 

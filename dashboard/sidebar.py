@@ -15,12 +15,14 @@ _LAYER, _BANK = "sidebar_layer", "sidebar_bank"
 
 def choose_checkpoint(folders: list[Path]) -> Path:
     """Lets a person choose among the artifact folders that the command line named; kept in the URL."""
+    if len(folders) == 1:
+        return folders[0]
+    names = [folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
     with st.sidebar:
-        if len(folders) == 1:
-            return folders[0]
-        return st.selectbox(
-            "checkpoint", folders, format_func=lambda folder: folder.name, key="checkpoint", bind="query-params"
-        )
+        name = st.selectbox("artifacts", names, key="artifacts", bind="query-params")
+    return folders[names.index(name)]
 
 
 def render(source: Source) -> None:
@@ -55,7 +57,7 @@ def _note(source: Source, hit: Any) -> str:
 
 
 def decile_name(source: Source, token_id: int) -> str:
-    """ "decile 9" or "no decile"; appendix B gives none to unseen, blank and punctuation tokens."""
+    """Says "decile 9" or "no decile"; appendix B gives none to unseen, blank and punctuation tokens."""
     decile = int(source.artifacts.bins[token_id])
     return f"decile {decile}" if decile >= 0 else "no decile"
 
@@ -64,14 +66,13 @@ def _token(source: Source) -> None:
     token_id = selection().token_id
     chip = token_chip(source.shown(token_id), token_id, special=token_id in source.artifacts.special_ids)
     count = source.artifacts.counts[token_id]
-    left, right = st.columns([5, 1], vertical_alignment="center")
+    left, right = st.columns([3, 1], vertical_alignment="center")
     left.html(
         f'{chip} <span class="tide-note">id {token_id} · {decile_name(source, token_id)} · seen {count:,} times</span>'
     )
     right.button(
-        "Pin this token",
-        icon=":material/keep:",
-        key="pin",
+        "pin",
+        key="pin_token",
         type="tertiary",
         help="Keep this token for comparison",
         on_click=pin,
@@ -108,11 +109,10 @@ def _take(**change: int | None) -> None:
 
 def _pins(source: Source) -> None:
     for token_id in selection().pinned:
-        left, right = st.columns([5, 1], vertical_alignment="center")
+        left, right = st.columns([3, 1], vertical_alignment="center")
         left.html(f"pinned {token_chip(source.shown(token_id), token_id)}")
         right.button(
-            "Unpin",
-            icon=":material/close:",
+            "unpin",
             key=f"unpin_{token_id}",
             type="tertiary",
             on_click=unpin,

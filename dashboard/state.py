@@ -8,10 +8,10 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.search import TokenSearch
-from dashboard.selection import Selection, Space, default_token
+from dashboard.selection import PARAMETERS, Selection, Space, default_token
 from precompute import Artifacts
 
-_SELECTION, _WRITTEN, _NOTICES = "selection", "url_params_written", "notices"
+_SELECTION, _SPACE, _WRITTEN, _NOTICES = "selection", "space", "url_params_written", "notices"
 
 
 @dataclass(frozen=True)
@@ -80,18 +80,22 @@ def sync_url(space: Space) -> None:
     """Makes the selection and the URL agree; run once at the top of every run of the app.
 
     A URL that this session did not write is somebody's link or the browser's back button: it wins. Otherwise the
-    selection is written into the URL. Parameters of other owners (a page's own state) are left alone.
+    selection is written into the URL. Parameters of other owners (a page's own state) are left alone. When another
+    checkpoint is chosen, what it does not have falls back to its default.
     """
-    url = dict(st.query_params)
-    keys = ("token", "layer", "bank", "pin")
-    in_url = {key: url[key] for key in keys if key in url}
-    written = st.session_state.get(_WRITTEN)
-    if _SELECTION not in st.session_state or (in_url and in_url != written):
-        st.session_state[_SELECTION], st.session_state[_NOTICES] = Selection.from_params(in_url, space)
+    in_url = {key: st.query_params[key] for key in PARAMETERS if key in st.query_params}
+    state = st.session_state
+    if _SELECTION not in state or (in_url and in_url != state.get(_WRITTEN)):
+        state[_SELECTION], state[_NOTICES] = Selection.from_params(in_url, space)
+    elif state[_SPACE] != space:
+        state[_SELECTION], _ = Selection.from_params(selection().to_params(state[_SPACE]), space)
     params = selection().to_params(space)
-    if params != in_url:
-        st.query_params.from_dict({**{k: v for k, v in url.items() if k not in keys}, **params})
-    st.session_state[_WRITTEN] = params
+    for key in PARAMETERS:
+        if key not in params:
+            st.query_params.pop(key, None)
+        elif params[key] != in_url.get(key):
+            st.query_params[key] = params[key]
+    state[_WRITTEN], state[_SPACE] = params, space
 
 
 def pop_notices() -> list[str]:

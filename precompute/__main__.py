@@ -1,21 +1,20 @@
 """`tide-precompute`: measure a checkpoint once, for the dashboard to read."""
 
-import argparse
 import sys
 from pathlib import Path
 
 from precompute.pipeline import NEEDS, Job, run
 from precompute.store import MANIFEST_FILE
-from tide.cli import run_command
+from tide.cli import ArgumentParser, run_command
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"  # of the repository
 HELD_OUT = ASSETS / "heldout"
 TEMPLATES = ASSETS / "templates" / "collapse.json"
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="tide-precompute", description=__doc__.split(": ", 1)[1])
+    parser = ArgumentParser(prog="tide-precompute", description=__doc__.split(": ", 1)[1])
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder of a TIDE checkpoint")
     parser.add_argument("--base", type=Path, metavar="CHECKPOINT", help="Base checkpoint (K = 0) of the collapse study")
     parser.add_argument(

@@ -127,7 +127,7 @@ def shorten(shown: str, width: int = 24) -> str:
 
 def as_html(shown: str) -> str:
     """For HTML and for plotly's texts: never read as a tag or an entity."""
-    return html.escape(shown)
+    return html.escape(shown).replace("&quot;", "&#34;")  # of names, plotly knows only a few
 
 
 def as_markdown(shown: str) -> str:

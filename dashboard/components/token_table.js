@@ -71,7 +71,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
   const focused = parentElement.activeElement?.dataset?.place;
   root.setAttribute("role", "group");
   root.setAttribute("aria-label", data.label);
-  root.replaceChildren(...data.columns.map((column, c) => list(column, c, data.ranks)));
+  root.replaceChildren(...data.columns.map((column, c) => list(column, c, c === 0)));
 
   const at = (c, r) => root.querySelector(`button[data-place="${c},${r}"]`);
   const first = root.querySelector("button");

@@ -84,7 +84,6 @@ def token_table(
     on_pick: Callable[[int], None],
     label: str,
     width: int = 18,
-    ranks: bool = True,
 ) -> None:
     """Mounts the columns. A token that stands in several of them has the same tint in all.
 
@@ -94,7 +93,6 @@ def token_table(
         on_pick: called with the id of the token that was clicked, before the next run.
         label: what the table shows, for screen readers.
         width: characters after which a token is shortened in the middle.
-        ranks: whether to number the rows.
     """
 
     def picked() -> None:
@@ -102,10 +100,10 @@ def token_table(
         if token_id is not None:
             on_pick(int(token_id))
 
-    _component(key=key, data=table_data(columns, label, width, ranks), on_pick_change=picked)
+    _component(key=key, data=table_data(columns, label, width), on_pick_change=picked)
 
 
-def table_data(columns: Sequence[Column], label: str, width: int, ranks: bool) -> dict:
+def table_data(columns: Sequence[Column], label: str, width: int) -> dict:
     """What the browser gets: plain texts and numbers, no markup."""
     shared = _Shared.of(columns)
 
@@ -123,6 +121,5 @@ def table_data(columns: Sequence[Column], label: str, width: int, ranks: bool) -
 
     return {
         "label": label,
-        "ranks": ranks,
         "columns": [{**asdict(column), "rows": [row_data(row) for row in column.rows]} for column in columns],
     }

@@ -4,10 +4,21 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.figures.marks import DECILE_AXIS, GRID_COLOR, half_width_95, note, number_ticks, rectangle, token_label
+from dashboard.figures.marks import (
+    DECILE_AXIS,
+    GRID_COLOR,
+    half_width_95,
+    legend_beside,
+    note,
+    number_ticks,
+    rectangle,
+    sparse,
+    token_label,
+)
 from dashboard.theme import CHOSEN_COLOR, WEIGHT_SCALE, bank_colors, finish
 
 HEIGHT = 400  # pixels
+MOST_TICKS = 16  # tables that an axis can name
 MIN_TOKENS = 5  # deciles with fewer tokens are left out: their mean says nothing
 
 
@@ -22,7 +33,6 @@ def overlap_matrix(overlap: np.ndarray, shown: str, bank: int, neighbors: int, s
         stretch: colour from the smallest to the largest overlap instead of 0..1.
     """
     size = len(overlap)
-    tables = ["embedding", *map(str, range(size - 1))]
     values = np.array(overlap, dtype=float)
     np.fill_diagonal(values, np.nan)  # a list with itself: always 1
     names = ["the embedding", *(f"bank {k}" for k in range(size - 1))]
@@ -45,14 +55,20 @@ def overlap_matrix(overlap: np.ndarray, shown: str, bank: int, neighbors: int, s
             ygap=1,
         )
     )
-    labels = [f"<b>{name}</b>" if i == bank + 1 else name for i, name in enumerate(tables)]
-    ticks = {"tickmode": "array", "tickvals": list(range(size)), "ticktext": labels}
-    figure.update_xaxes(title="table: input embedding, then banks", showgrid=False, zeroline=False, **ticks)
+    chosen = bank + 1 if bank + 1 < size else None
+    tables = ["emb.", *map(str, range(size - 1))]
+    shown_ticks = sparse(size, chosen, MOST_TICKS)
+    ticks = {
+        "tickmode": "array",
+        "tickangle": 0,
+        "tickvals": shown_ticks,
+        "ticktext": [f"<b>{tables[i]}</b>" if i == chosen else tables[i] for i in shown_ticks],
+    }
+    figure.update_xaxes(title="table (emb.: input embedding)", showgrid=False, zeroline=False, **ticks)
     figure.update_yaxes(title="table", showgrid=False, zeroline=False, **ticks)
     if bank + 1 < size:
         figure.update_layout(shapes=[rectangle(bank + 1, 0, CHOSEN_COLOR), rectangle(0, bank + 1, CHOSEN_COLOR)])
-    finish(figure, f"shared neighbours of {token_label(shown)}, table by table", HEIGHT)
-    return figure.update_layout(margin={**figure.layout.margin.to_plotly_json(), "l": 100})
+    return finish(figure, f"shared neighbours of {token_label(shown)}, table by table", HEIGHT)
 
 
 def overlap_by_decile(table: pd.DataFrame, num_banks: int, bank: int) -> go.Figure:
@@ -76,15 +92,14 @@ def overlap_by_decile(table: pd.DataFrame, num_banks: int, bank: int) -> go.Figu
             line={"color": colors[k], "width": 4 if chosen else 1.5},
             marker={"size": 8},
             error_y={"type": "data", "array": half_width_95(rows["sd"], rows["n"]), "visible": chosen, "width": 4},
-            name=f"<b>bank {k}</b>, 95 % interval" if chosen else f"bank {k}",
+            legendrank=1 if chosen else 1000,  # the first, also where the legend scrolls
+            name=f"<b>bank {k}</b> (95 %)" if chosen else f"bank {k}",
             customdata=rows[["sd", "n"]].to_numpy(),
             hovertemplate=f"bank {k}<br>decile %{{x}}<br>mean overlap %{{y:.3f}}<br>sd %{{customdata[0]:.3f}}"
             "<br>n = %{customdata[1]:,} tokens<extra></extra>",
         )
     figure.update_xaxes(title=DECILE_AXIS, showgrid=False, range=[-0.4, 9.4], **number_ticks(10))
-    figure.update_yaxes(
-        title="mean Jaccard@10 with the embedding", gridcolor=GRID_COLOR, zeroline=False, rangemode="tozero"
-    )
+    figure.update_yaxes(title="mean Jaccard@10", gridcolor=GRID_COLOR, zeroline=False, rangemode="tozero")
     if table.empty:
         note(figure, f"no decile has {MIN_TOKENS} tokens")
-    return finish(figure, "overlap with the embedding by frequency decile, all tokens", HEIGHT)
+    return legend_beside(finish(figure, "overlap with the embedding by frequency decile, all tokens", HEIGHT))

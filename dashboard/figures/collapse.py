@@ -4,16 +4,17 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.figures.marks import GRID_COLOR, half_width_95, note
+from dashboard.figures.marks import GRID_COLOR, half_width_95, legend_above, note, sparse
 from dashboard.theme import BASE_COLOR, CHOSEN_COLOR, TIDE_COLOR, finish
 
 METRIC_NAMES = {
     "l2": "L2 distance",
-    "normalized_l2": "L2 distance of the unit vectors (0 to 2)",
-    "cosine_distance": "cosine distance, 1 − cosine (0 to 2)",
+    "normalized_l2": "L2 of unit vectors (0 to 2)",
+    "cosine_distance": "1 − cosine (0 to 2)",
 }
 METRIC_TITLES = {"l2": "L2 distance", "normalized_l2": "normalised L2 distance", "cosine_distance": "cosine distance"}
-HEIGHT = 360  # pixels
+MOST_TICKS = 14  # layers that a narrow axis can name
+HEIGHT = 330  # pixels
 _STYLES = {
     "base": ("Base", BASE_COLOR, "dash", "rgba(91, 107, 123, 0.20)"),
     "tide": ("TIDE", TIDE_COLOR, "solid", "rgba(11, 110, 153, 0.20)"),
@@ -45,7 +46,7 @@ def distance_by_layer(table: pd.DataFrame, metric: str, layer: int, n_min: int) 
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2.5},
             marker={"size": 6},
-            name=f"{name}, 95 % interval",
+            name=f"{name} (95 %)",
             legendgroup=model,
             customdata=np.stack([part["sd"], part["n"], half], axis=-1) if len(part) else None,
             hovertemplate=f"{name}, %{{x}}<br>mean %{{y:.3g}} ± %{{customdata[2]:.2g}} (95 %)"
@@ -55,7 +56,7 @@ def distance_by_layer(table: pd.DataFrame, metric: str, layer: int, n_min: int) 
     figure.update_yaxes(title=METRIC_NAMES[metric], gridcolor=GRID_COLOR, zeroline=False, rangemode="tozero")
     if rows.empty:
         note(figure, f"fewer than {n_min} measurements")
-    return finish(figure, METRIC_TITLES[metric], HEIGHT)
+    return legend_above(finish(figure, METRIC_TITLES[metric], HEIGHT))
 
 
 def difference_by_layer(difference: pd.DataFrame, metric: str, layer: int, n_min: int) -> go.Figure:
@@ -77,7 +78,7 @@ def difference_by_layer(difference: pd.DataFrame, metric: str, layer: int, n_min
         line={"color": TIDE_COLOR, "width": 2.5},
         marker={"size": 7},
         error_y={"type": "data", "array": rows["half_width"], "width": 4, "thickness": 1.5},
-        name="TIDE − Base, 95 % interval",
+        name="TIDE − Base (95 %)",
         showlegend=True,
         customdata=rows[["half_width", "n"]].to_numpy(),
         hovertemplate="%{x}<br>TIDE − Base %{y:+.3g} ± %{customdata[0]:.2g} (95 %)"
@@ -87,7 +88,7 @@ def difference_by_layer(difference: pd.DataFrame, metric: str, layer: int, n_min
     figure.update_yaxes(title="TIDE − Base", gridcolor=GRID_COLOR, zeroline=False)
     if rows.empty:
         note(figure, f"fewer than {n_min} measurements")
-    return finish(figure, f"difference in {METRIC_TITLES[metric]}", HEIGHT)
+    return legend_above(finish(figure, f"difference in {METRIC_TITLES[metric]}", HEIGHT))
 
 
 def difference_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -118,15 +119,16 @@ def difference_table(table: pd.DataFrame) -> pd.DataFrame:
 
 def _layer_axis(figure: go.Figure, table: pd.DataFrame, chosen: int) -> None:
     last = int(table["layer"].max()) if len(table) else 0
-    step = max(1, -(-last // 14))
-    values = [0, *(i for i in range(1, last + 1) if (i - 1) % step == 0 or i == chosen + 1)]
+    layers = sparse(last, chosen, MOST_TICKS)
+    values = [0, *(i + 1 for i in layers if i or len(layers) == last or i == chosen)]  # room for the embedding's name
     names = ["emb." if i == 0 else f"<b>{i - 1}</b>" if i == chosen + 1 else str(i - 1) for i in values]
     figure.add_vline(x=chosen + 1, line={"color": CHOSEN_COLOR, "width": 1, "dash": "dot"})
     figure.update_xaxes(
-        title="residual stream: embedding, then after layer …",
+        title="after layer (emb.: the embedding)",
         showgrid=False,
         zeroline=False,
         tickmode="array",
+        tickangle=0,
         tickvals=values,
         ticktext=names,
         range=[-0.4, last + 0.4],

@@ -3,8 +3,8 @@
 import numpy as np
 import plotly.graph_objects as go
 
+from dashboard.figures.marks import token_label
 from dashboard.theme import SWITCHED_COLOR, TRAINED_COLOR, WEIGHT_SCALE, finish
-from tide.tokens import as_html, shorten
 
 MAX_TICKS = 48  # token labels that still fit below a heat map
 TICK_WIDTH = 10  # characters of a token label
@@ -23,7 +23,7 @@ def prompt_routing(routing: np.ndarray, tokens: list[str], layer: int, target: i
     positions, num_banks = len(routing), routing.shape[1] - 1
     rows = [*range(num_banks), num_banks + 1]  # an empty row sets the null bank apart
     names = [f"bank {bank}" for bank in range(num_banks)] + ["null bank"]
-    labels = [as_html(token) for token in tokens]
+    labels = [token_label(token) for token in tokens]
     hover = [[f"position {t}: {labels[t]}<br>{name} in layer {layer}" for t in range(positions)] for name in names]
     figure = go.Figure(
         go.Heatmap(
@@ -51,7 +51,7 @@ def prompt_routing(routing: np.ndarray, tokens: list[str], layer: int, target: i
     figure.update_xaxes(
         title="token of the prompt",
         tickvals=ticks,
-        ticktext=[as_html(shorten(tokens[t], TICK_WIDTH)) for t in ticks],
+        ticktext=[token_label(tokens[t], TICK_WIDTH) for t in ticks],
         tickangle=-60,
         showgrid=False,
     )
@@ -82,7 +82,8 @@ def injection_ratio(trained: np.ndarray, switched: np.ndarray | None, target: in
             x=mean,
             y=layers,
             mode="lines",
-            name=f"{name}, mean",
+            name=name,
+            legendgroup=name,
             line={"color": color, "dash": dash},
             connectgaps=False,
             error_x={
@@ -101,10 +102,13 @@ def injection_ratio(trained: np.ndarray, switched: np.ndarray | None, target: in
             x=at_target,
             y=layers,
             mode="markers",
-            name=f"{name}, target",
+            name=name,
+            legendgroup=name,
+            showlegend=False,
             marker={"color": color, "symbol": "circle-open", "size": 8},
             hovertemplate="layer %{y}<br>at the target %{x:.3f}<extra>" + name + "</extra>",
         )
-    figure.update_xaxes(title="|m| / |h|  (ratio of L2 norms, log)", type="log", exponentformat="power")
+    figure.update_xaxes(title="|m| / |h|  (ratio of L2 norms)", type="log", dtick=1, exponentformat="power")
     figure.update_yaxes(title="layer", dtick=1 if trained.shape[1] <= 12 else 4)
-    return finish(figure, "Size of the injection beside the stream", height=340)
+    finish(figure, "Size of the injection beside the stream", height=340)
+    return figure.update_layout(legend={"orientation": "v", "x": 1.0, "xanchor": "right", "y": 1.0, "yanchor": "top"})

@@ -1,5 +1,7 @@
 """Figures of the Router page (figure 10 of the paper, for every layer and for single tokens)."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -10,6 +12,8 @@ from dashboard.figures.marks import (
     bank_positions,
     bank_ticks,
     half_width_95,
+    legend_above,
+    legend_beside,
     note,
     number_ticks,
     rectangle,
@@ -20,10 +24,30 @@ from dashboard.theme import CHOSEN_COLOR, NULL_COLOR, WEIGHT_SCALE, bank_colors,
 
 WEIGHT_AXIS = "mean routing weight"
 HEIGHT = 400  # pixels
+LAST_DECILE = 9
 _HOVER = (
     "bank %{customdata[1]} in layer %{customdata[0]}<br>mean weight %{customdata[2]:.3f}"
     "<br>sd %{customdata[3]:.3f}<br>n = %{customdata[4]:,}<extra></extra>"
 )
+
+
+@dataclass(frozen=True)
+class TokenWeight:
+    """Null weight of the chosen token in the chosen layer.
+
+    Attributes:
+        shown: the token.
+        decile: its frequency decile, -1 for none: then its weight is a dotted line over all deciles.
+        mean: over its occurrences; NaN where it does not occur.
+        sd: their spread.
+        n: its occurrences.
+    """
+
+    shown: str
+    decile: int
+    mean: float
+    sd: float
+    n: int
 
 
 def routing_heatmap(
@@ -124,11 +148,7 @@ def null_by_decile(
     sd: np.ndarray,
     n: np.ndarray,
     layer: int,
-    shown: str,
-    token_decile: int,
-    token_mean: float,
-    token_sd: float,
-    token_n: int,
+    token: TokenWeight,
     n_min: int,
     stretch: bool = False,
 ) -> go.Figure:
@@ -139,11 +159,7 @@ def null_by_decile(
         sd: [10, L].
         n: positions of each decile, [10].
         layer: chosen layer.
-        shown: the chosen token.
-        token_decile: its decile, -1 for none: then its weight is a dotted line over all deciles.
-        token_mean: its own null weight in the chosen layer; NaN where it does not occur.
-        token_sd: spread of that.
-        token_n: its occurrences.
+        token: the chosen token, marked at its decile.
         n_min: deciles and tokens with fewer positions are left out.
         stretch: let the axis fit the values instead of 0..1.
     """
@@ -156,7 +172,7 @@ def null_by_decile(
             y=kept[:, other],
             mode="lines",
             line={"color": QUIET_COLOR, "width": 1},
-            name="the other layers",
+            name="other layers",
             legendgroup="others",
             showlegend=other == (1 if layer == 0 else 0),
             customdata=np.stack([sd[:, other], n], axis=-1),
@@ -169,36 +185,42 @@ def null_by_decile(
         line={"color": NULL_COLOR, "width": 4},
         marker={"size": 8},
         error_y={"type": "data", "array": half_width_95(sd[:, layer], n), "thickness": 1.5, "width": 4},
-        name=f"<b>layer {layer}</b>, 95 % interval",
+        name=f"<b>layer {layer}</b> (95 %)",
         customdata=np.stack([sd[:, layer], n], axis=-1),
         hovertemplate=_decile_hover(f"layer {layer}"),
     )
-    if token_n >= max(n_min, 1):
-        _mark_token(figure, shown, token_decile, token_mean, token_sd, token_n)
+    if token.n >= max(n_min, 1):
+        _mark_token(figure, token)
     figure.update_xaxes(title=DECILE_AXIS, showgrid=False, range=[-0.4, deciles - 0.6], **number_ticks(deciles))
     figure.update_yaxes(title="mean weight of the null bank", gridcolor=GRID_COLOR, zeroline=False)
     if not stretch:
-        figure.update_yaxes(range=[0, 1.02])
+        figure.update_yaxes(range=[-0.03, 1.03])
     if not np.isfinite(kept).any():
         note(figure, f"no decile has {n_min} positions")
-    return finish(figure, f"null weight by frequency decile, layer {layer}", HEIGHT)
+    return legend_above(finish(figure, f"null weight by frequency decile, layer {layer}", HEIGHT))
 
 
-def _mark_token(figure: go.Figure, shown: str, decile: int, mean: float, sd: float, n: int) -> None:
-    label = token_label(shown)
-    if decile < 0:
-        figure.add_hline(y=mean, line={"color": CHOSEN_COLOR, "dash": "dot", "width": 2})
-        where = {"x": [None], "y": [None], "name": f"{label} (no decile)", "mode": "lines"}
-        figure.add_scatter(**where, line={"color": CHOSEN_COLOR, "dash": "dot"})
+def _mark_token(figure: go.Figure, token: TokenWeight) -> None:
+    label = token_label(token.shown)
+    if token.decile < 0:
+        figure.add_hline(
+            y=token.mean,
+            line={"color": CHOSEN_COLOR, "dash": "dot", "width": 2},
+            annotation={"text": f"{label} (no decile)", "font": {"color": CHOSEN_COLOR}},
+            annotation_position="top left",
+        )
         return
     figure.add_scatter(
-        x=[decile],
-        y=[mean],
-        mode="markers",
+        x=[token.decile],
+        y=[token.mean],
+        mode="markers+text",
         marker={"symbol": "diamond", "size": 13, "color": CHOSEN_COLOR},
-        error_y={"type": "data", "array": half_width_95(np.array([sd]), n), "thickness": 1.5, "width": 4},
-        name=label,
-        customdata=[[label, sd, n]],
+        error_y={"type": "data", "array": half_width_95(np.array([token.sd]), token.n), "thickness": 1.5, "width": 4},
+        text=[label],
+        textposition="top right" if token.decile < LAST_DECILE / 2 else "top left",
+        textfont={"color": CHOSEN_COLOR},
+        showlegend=False,
+        customdata=[[label, token.sd, token.n]],
         hovertemplate="%{customdata[0]}<br>decile %{x}<br>mean %{y:.3f}<br>sd %{customdata[1]:.3f}"
         "<br>n = %{customdata[2]:,}<extra></extra>",
     )
@@ -232,17 +254,18 @@ def weights_by_decile(
             line={"color": colors[k], "width": 4 if chosen else 1.5},
             marker={"size": 8},
             error_y={"type": "data", "array": half_width_95(sd[:, k], n), "visible": chosen, "width": 4},
-            name=f"<b>{name}</b>, 95 % interval" if chosen else name,
+            legendrank=1 if chosen else 1000,  # the first, also where the legend scrolls
+            name=f"<b>{name}</b> (95 %)" if chosen else name,
             customdata=np.stack([sd[:, k], n], axis=-1),
             hovertemplate=_decile_hover(name),
         )
     figure.update_xaxes(title=DECILE_AXIS, showgrid=False, range=[-0.4, deciles - 0.6], **number_ticks(deciles))
     figure.update_yaxes(title=WEIGHT_AXIS, gridcolor=GRID_COLOR, zeroline=False)
     if not stretch:
-        figure.update_yaxes(range=[0, 1.02])
+        figure.update_yaxes(range=[-0.03, 1.03])
     if not np.isfinite(kept).any():
         note(figure, f"no decile has {n_min} positions")
-    return finish(figure, f"all banks by frequency decile, layer {layer}", HEIGHT)
+    return legend_beside(finish(figure, f"all banks by frequency decile, layer {layer}", HEIGHT))
 
 
 def _decile_hover(name: str) -> str:

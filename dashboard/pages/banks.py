@@ -8,13 +8,15 @@ import streamlit as st
 
 from dashboard.components.token_table import Column, Row, token_table
 from dashboard.figures import banks as figures
-from dashboard.frame import download_table, how_to_read, page_header, show_figure, token_markdown
+from dashboard.frame import download_table, figure_columns, how_to_read, page_header, show_figure, token_markdown
 from dashboard.numbers import probability
 from dashboard.state import Source, current_source, select, selection
 from dashboard.theme import bank_colors
-from precompute.artifacts import OVERLAP_K
+from precompute import OVERLAP_K
+from tide.tokens import shorten
 
 LENGTHS = (10, 20, 50)  # neighbours shown a table
+SUBTITLE_WIDTH = 12  # characters of the token above a column
 _LENGTH, _STRETCH = "banks_length", "banks_stretch"
 EMBEDDING = "embedding"
 EXPLANATION = f"""
@@ -41,31 +43,39 @@ def render() -> None:
     shown = source.shown(chosen.token_id)
     page_header("Banks", "What does each bank take this token for? Its nearest tokens in every table.")
     overlap = source.artifacts.overlap(chosen.token_id)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown(_summary(shown, overlap), width="stretch")
+    left, right = figure_columns([2, 1], "banks_head")
+    left.markdown(_summary(shown, overlap))
+    with right:
         length = st.segmented_control(
             "neighbours",
             LENGTHS,
             default=LENGTHS[0],
             key=_LENGTH,
             required=True,
-            width="content",
             persist_state="session",
         )
     tokens = (chosen.token_id, *(token for token in chosen.pinned if token != chosen.token_id))
     columns = neighbor_columns(source, tokens, chosen.layer, chosen.bank, min(length, source.space.vocab_size - 1))
-    token_table(columns, key="banks_neighbors", on_pick=_choose, label=f"Neighbours of {shown} in every table")
+    token_table(
+        columns,
+        key="banks_neighbors",
+        on_pick=lambda token_id: select(token_id=token_id),
+        label=f"Neighbours of {shown} in every table",
+    )
     if len(tokens) == 1:
         st.caption("Pin a token in the sidebar to see its neighbours beside these.")
 
-    left, right = st.columns(2, gap="medium")
+    left, right = figure_columns(2, "banks")
     with left:
+        place = st.container()  # the figure stands above the switch that changes it
         stretch = st.toggle(
             "stretch colours", key=_STRETCH, persist_state="session", help="From smallest to largest overlap, not 0..1."
         )
         matrix = source.artifacts.overlap_matrix(chosen.token_id, k=min(OVERLAP_K, source.space.vocab_size - 1))
         figure = figures.overlap_matrix(matrix, shown, chosen.bank, OVERLAP_K, stretch)
-        show_figure(figure, key="banks_matrix", alt=f"Overlap of the neighbours of {shown} between every two tables")
+        with place:
+            alt = f"Overlap of the neighbours of {shown} between every two tables"
+            show_figure(figure, key="banks_matrix", alt=alt)
     with right:
         table = _overlap_by_decile(source.cache_key, source)
         figure = figures.overlap_by_decile(table, source.space.num_banks, chosen.bank)
@@ -97,7 +107,7 @@ def neighbor_columns(source: Source, tokens: tuple[int, ...], layer: int, bank: 
                     title=EMBEDDING if table == EMBEDDING else f"bank {table}",
                     rows=rows,
                     value_names=("cos",),
-                    subtitle=f"of {source.shown(token)}" if len(tokens) > 1 else "",
+                    subtitle=f"of {shorten(source.shown(token), SUBTITLE_WIDTH)}" if len(tokens) > 1 else "",
                     notes=notes[token][0 if table == EMBEDDING else 1 + int(table)],
                     color="" if table == EMBEDDING else colors[int(table)],
                     chosen=table == bank and i == 0,
@@ -118,8 +128,8 @@ def _notes(source: Source, token: int, layer: int) -> list[tuple[str, ...]]:
     lines += [
         (
             f"overlap {probability(overlap[k])}",
-            f"weight {probability(mean[k])} all layers",
-            f"weight {probability(weights[layer, k])} layer {layer}",
+            f"mean weight {probability(mean[k])}",
+            f"in layer {layer} {probability(weights[layer, k])}",
         )
         for k in range(source.space.num_banks)
     ]
@@ -148,10 +158,6 @@ def _summary(shown: str, overlap: np.ndarray) -> str:
     if overlap[most] > overlap[least]:
         text += f": most bank {most} ({probability(overlap[most])}), least bank {least} ({probability(overlap[least])})"
     return text + "."
-
-
-def _choose(token_id: int) -> None:
-    select(token_id=token_id)
 
 
 def _table(source: Source, columns: list[Column]) -> pd.DataFrame:

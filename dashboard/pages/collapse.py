@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.figures import collapse as figures
-from dashboard.frame import download_table, how_to_read, page_header, show_figure
+from dashboard.frame import download_table, figure_columns, how_to_read, page_header, show_figure
 from dashboard.numbers import digits
 from dashboard.state import Source, current_source, selection
 from tide.tokens import as_markdown
@@ -88,7 +88,7 @@ def render() -> None:
         (figures.METRIC_NAMES, figures.distance_by_layer, table),
         (figures.METRIC_NAMES, figures.difference_by_layer, difference),
     ):
-        for column, metric in zip(st.columns(3, gap="small"), metrics, strict=True):
+        for column, metric in zip(figure_columns(3, draw.__name__), metrics, strict=True):
             with column:
                 alt = f"{metric} by layer, Base against TIDE"
                 show_figure(draw(data, metric, layer, N_MIN), key=f"{draw.__name__}_{metric}", alt=alt)
@@ -157,23 +157,22 @@ def summary(difference: pd.DataFrame, num_layers: int) -> str:
     after = difference[(difference["layer"] > 0) & (difference["n"] >= N_MIN)]
     if after.empty:
         return f"Fewer than {N_MIN} measurements: nothing can be said about the difference."
-    parts = []
-    for metric, name in (("normalized_l2", "normalised L2"), ("cosine_distance", "cosine distance"), ("l2", "L2")):
+    further, closer = [], []
+    for metric, name in figures.METRIC_TITLES.items():
         rows = after[after["metric"] == metric]
-        larger = int((rows["difference"] > rows["half_width"]).sum())
-        smaller = int((rows["difference"] < -rows["half_width"]).sum())
-        parts.append(f"{name}: further in **{larger}**, closer in **{smaller}**")
-    last = after[(after["metric"] == "normalized_l2") & (after["layer"] == num_layers)]
-    ending = ""
-    if len(last):
-        row = last.iloc[0]
-        sign = "+" if row["difference"] > 0 else ""
-        interval = f"± {digits(row['half_width'])}"
-        ending = f" After the last layer the normalised L2 differs by {sign}{digits(row['difference'])} {interval}."
-    return (
-        f"In how many of {num_layers} layers TIDE keeps the words further apart or closer than Base, beyond the 95 % "
-        f"interval: {'; '.join(parts)}.{ending}"
+        further.append(f"**{int((rows['difference'] > rows['half_width']).sum())}** by {name}")
+        closer.append(str(int((rows["difference"] < -rows["half_width"]).sum())))
+    text = (
+        f"Of {num_layers} layers, TIDE keeps these words **further apart** than Base after {', '.join(further)} "
+        f"(closer after {', '.join(closer)}), beyond the 95 % interval."
     )
+    last = after[(after["metric"] == "normalized_l2") & (after["layer"] == num_layers)]
+    if last.empty:
+        return text
+    row = last.iloc[0]
+    sign = "+" if row["difference"] > 0 else ""
+    change = f"{sign}{digits(row['difference'])} ± {digits(row['half_width'])}"
+    return f"{text} TIDE − Base after the last layer: {change} in {figures.METRIC_TITLES['normalized_l2']}."
 
 
 def _list_pairs(pairs: pd.DataFrame, choice: Choice) -> None:

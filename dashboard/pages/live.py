@@ -8,14 +8,14 @@ import streamlit as st
 
 from dashboard.components.switch_grid import Pairs, switch_grid
 from dashboard.components.token_chips import token_chips
-from dashboard.engine import Comparison, Engine, LiveRun
+from dashboard.engine import DEVICE_VARIABLE, Comparison, Engine, LiveRun
 from dashboard.figures import live as figures
-from dashboard.frame import how_to_read, page_header, problem, show_figure, token_chip
+from dashboard.frame import figure_columns, how_to_read, page_header, problem, show_figure, token_chip
+from dashboard.numbers import probability
 from dashboard.state import current_source, selection
 from tide import Intervention
 from tide.cli import UserError
 
-DEVICE_VARIABLE = "TIDE_DEVICE"
 DEFAULT_PROMPT = "The capital of France is"
 EXPLANATION = """
 **As trained** is always left, **switched** always right. A bank that is off hands its routing weight to the null
@@ -24,7 +24,8 @@ stream, so their routing changes too.
 
 **Δ log p** is the change of a token's log-probability in nats, switched minus trained. **KL(trained ‖ switched)** is
 the divergence of the whole prediction at the target position, in nats; 0 means that the switches changed nothing
-there. **|m| / |h|** is the length of the injection beside the residual stream that enters the layer.
+there. **|m| / |h|** is the length of the injection beside the residual stream that enters the layer:
+mean and sd over the prompt, the circle at the marked token. A layer whose injection is off has no point.
 """
 
 
@@ -85,7 +86,8 @@ def _set_target(position: int) -> None:
     st.session_state["live_target"] = position
 
 
-def _forget_target() -> None:
+def _take_prompt() -> None:
+    st.session_state["live_prompt"] = st.session_state["live_prompt_input"]
     st.session_state["live_target"] = None
 
 
@@ -93,10 +95,9 @@ def _forget_target() -> None:
 def _live(engine: Engine) -> None:
     """All that depends on prompt and switches; a fragment, so that a switch reruns nothing else."""
     config = engine.model.config
-    # A widget's own state is dropped while another page is shown; the copy below keeps the prompt.
-    st.session_state["live_prompt_input"] = st.session_state["live_prompt"]
-    prompt = st.text_input("prompt", key="live_prompt_input", on_change=_forget_target)
-    st.session_state["live_prompt"] = prompt
+    # A widget's own state is dropped while another page is shown; a copy of ours keeps the prompt.
+    st.session_state["live_prompt_input"] = prompt = st.session_state["live_prompt"]
+    st.text_input("prompt", key="live_prompt_input", on_change=_take_prompt)
     try:
         token_ids = engine.encode(prompt)
         intervention = _intervention(st.session_state["live_off"], config.num_memory_blocks)
@@ -115,7 +116,7 @@ def _live(engine: Engine) -> None:
     st.caption("The model predicts what follows the marked token; click another one to look there.")
     token_chips(tokens, target, key="live_chips", on_target=_set_target)
 
-    grid, predictions = st.columns([2, 3], gap="medium")
+    grid, left, right = figure_columns([6, 5, 6], "predictions")
     with grid:
         st.markdown("**Switches**")
         if config.num_memory_blocks:
@@ -129,10 +130,10 @@ def _live(engine: Engine) -> None:
         else:
             st.info("This checkpoint is a Base model (K = 0): it has no memory to switch off.")
         st.button("Switch all on", on_click=_set_off, args=(frozenset(),), disabled=not intervention)
-    with predictions:
-        comparison = engine.compare(trained, switched, target)
-        _next_tokens(engine, comparison)
-        _measures(engine, comparison, trained, switched)
+    comparison = engine.compare(trained, switched, target)
+    left.html(_table(engine, comparison.trained, "as trained", movement=False))
+    right.html(_table(engine, comparison.switched, "switched", movement=True))
+    right.html(_measures(engine, comparison, trained, switched))
     _evidence(trained, switched, shown, target)
 
 
@@ -145,29 +146,23 @@ def _write_url(prompt: str, target: int | None, intervention: Intervention) -> N
             st.query_params[name] = value
 
 
-def _next_tokens(engine: Engine, comparison: Comparison) -> None:
-    left, right = st.columns(2)
-    left.html(_table(engine, comparison.trained, "As trained", movement=False))
-    right.html(_table(engine, comparison.switched, "Switched", movement=True))
-
-
 def _table(engine: Engine, rows: pd.DataFrame, title: str, movement: bool) -> str:
     """HTML of one next-token table; tokens are escaped by `token_chip`."""
     head = "<th>rank</th><th>token</th><th>p</th>" + ("<th>moved</th><th>Δ log p</th>" if movement else "")
     body = []
     for row in rows.itertuples():
         chip = token_chip(engine.vocabulary.show(row.token_id), row.token_id, width=18)
-        cells = f"<td>{row.rank}</td><td>{chip}</td><td>{_probability(row.probability)}</td>"
+        cells = f"<td>{row.rank}</td><td>{chip}</td><td>{probability(row.probability)}</td>"
         if movement:
-            cells += f"<td>{_moved(row.other_rank - row.rank)}</td><td>{row.delta:+.2f}</td>"
+            cells += f"<td>{_moved(row.other_rank - row.rank)}</td><td>{_change(row.delta)}</td>"
         body.append(f"<tr>{cells}</tr>")
-    caption = f"<caption>next token, {title.lower()}</caption>"
+    caption = f"<caption>next token, {title}</caption>"
     return f'<table class="tide-table">{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
 
 
-def _probability(value: float) -> str:
-    """.412; one that rounds to nothing is said to be small."""
-    return f"{value:.3f}".lstrip("0") if 0.0005 <= value < 1 else ("1.00" if value >= 1 else "&lt;.001")
+def _change(nats: float) -> str:
+    """+0.91 or −0.94; a change that rounds to nothing has no sign."""
+    return "0.00" if abs(nats) < 0.005 else f"{nats:+.2f}".replace("-", "−")
 
 
 def _moved(places: int) -> str:
@@ -176,8 +171,9 @@ def _moved(places: int) -> str:
     return f"▲{places}" if places > 0 else f"▼{-places}"
 
 
-def _measures(engine: Engine, comparison: Comparison, trained: LiveRun, switched: LiveRun) -> None:
-    st.html(
+def _measures(engine: Engine, comparison: Comparison, trained: LiveRun, switched: LiveRun) -> str:
+    """HTML of what the switches did in one number, and of how long it took."""
+    return (
         '<p class="tide-measures">KL(trained ‖ switched) = '
         f"<b>{comparison.kl:.4f} nats</b> at the marked position<br>"
         f'<span class="tide-note">{engine.description} · forward as trained {trained.milliseconds:.1f} ms, '
@@ -188,7 +184,7 @@ def _measures(engine: Engine, comparison: Comparison, trained: LiveRun, switched
 def _evidence(trained: LiveRun, switched: LiveRun, shown: list[str], target: int) -> None:
     """Routing over the prompt (trained left, switched right) and the size of the injection."""
     layer = selection().layer
-    left, right, last = st.columns([5, 5, 4])
+    left, right, last = figure_columns([5, 5, 4], "evidence")
     for column, name, run in ((left, "as trained", trained), (right, "switched", switched)):
         figure = figures.prompt_routing(
             run.routing[:, layer], shown, layer, target, f"Routing in layer {layer}, {name}"

@@ -6,13 +6,14 @@ import streamlit as st
 
 from dashboard.checkpoint import CheckpointFacts
 from dashboard.figures import overview as figures
-from dashboard.frame import how_to_read, page_header, problem, show_figure, token_markdown
+from dashboard.frame import figure_columns, how_to_read, page_header, problem, show_figure, token_markdown
 from dashboard.numbers import byte_size, count
 from dashboard.state import Source, current_source, selection
 from tide.cli import UserError
 from tide.tokens import as_markdown
 
-CARD_WIDTH = 250  # pixels
+CARD_WIDTH = 240  # pixels
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names
 EXPLANATION = """
 TIDE is a LLaMA decoder with **memory banks**. Each of the K banks is a table with one vector for every token id, looked
 up once for the whole forward pass, from the token alone. In every layer a **router** reads the residual stream and
@@ -46,11 +47,12 @@ def render() -> None:
 
 
 def _model(source: Source, facts: CheckpointFacts) -> None:
-    left, right = st.columns([2, 3], gap="medium")
+    left, right = figure_columns([2, 3], "overview")
     config, parts = facts.config, facts.parts.set_index("part")
     added = parts.loc[["memory", "router"]].sum()
+    dtypes = ", ".join(_DTYPES.get(dtype, dtype) for dtype in facts.dtypes)
     lines = [
-        f"checkpoint **{as_markdown(source.name)}**, stored as {', '.join(facts.dtypes)}",
+        f"checkpoint **{as_markdown(source.name)}**, stored as {dtypes}",
         f"**{config.num_memory_blocks}** memory banks (K), **{config.num_hidden_layers}** layers, "
         f"hidden size **{config.hidden_size:,}**, **{config.vocab_size:,}** token ids",
         f"backbone **{count(parts.loc['backbone', 'parameters'])}**; TIDE adds **{count(added['parameters'])}** "
@@ -71,7 +73,8 @@ def _model(source: Source, facts: CheckpointFacts) -> None:
 def _cards(source: Source) -> None:
     chosen = selection()
     token = token_markdown(source.shown(chosen.token_id))
-    bank = "null" if chosen.bank == source.space.num_banks else f"bank {chosen.bank}"
+    # The null bank is nothing that could be taken away.
+    bank = "the memory" if chosen.bank == source.space.num_banks else f"bank {chosen.bank}"
     cards = (
         ("router", "Router", f"Which banks do the layers give {token}, and do rare tokens get more memory?", "routing"),
         ("banks", "Banks", f"What are the neighbours of {token} in the embedding, and in every bank?", "neighbors"),
@@ -80,7 +83,7 @@ def _cards(source: Source) -> None:
     )
     with st.container(horizontal=True):
         for path, title, question, stage in cards:
-            with st.container(border=True, width=CARD_WIDTH):
+            with st.container(border=True, width=CARD_WIDTH, height="stretch"):
                 st.page_link(
                     _page(path, title), icon=":material/arrow_forward:", query_params=chosen.to_params(source.space)
                 )

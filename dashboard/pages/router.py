@@ -2,15 +2,26 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 
 from dashboard.components.token_table import Column, Row, token_table
 from dashboard.figures import router as figures
-from dashboard.frame import PLOT_CONFIG, download_table, how_to_read, page_header, show_figure
+from dashboard.figures.marks import half_width_95
+from dashboard.frame import (
+    PLOT_CONFIG,
+    download_table,
+    figure_columns,
+    how_to_read,
+    page_header,
+    show_figure,
+    token_markdown,
+)
 from dashboard.numbers import probability
-from dashboard.selection import Selection, bank_name
+from dashboard.selection import NULL_NAME, Selection, bank_name
 from dashboard.state import Source, current_source, select, selection
+from tide.frequency import GROUPS
 
 N_MIN = 5  # occurrences below which a mean is not shown as one; a person can change it on the page
 TOP = 10  # tokens in each of the lists of most and least
@@ -45,44 +56,90 @@ def render() -> None:
     page_header("Router", "Which banks does each layer give this token, and does a rare token get more memory?")
     source, chosen = current_source(), selection()
     mean, sd, n = source.artifacts.routing(chosen.token_id)
-    deciles = _by_decile(source.cache_key, source)
     shown = source.shown(chosen.token_id)
-
-    n_min, stretch = _settings()
-    left, right = st.columns([3, 2], gap="medium")
+    means, sds, counts = _by_decile(source.cache_key, source)
+    top = st.container()  # the answer stands above the controls that change it
+    where = _where(chosen, source.space.num_banks)
+    n_min, stretch = _settings(where)
+    null = (means[:, chosen.layer, -1], sds[:, chosen.layer, -1], counts)
+    with top:
+        st.markdown(summary(shown, chosen.layer, mean[chosen.layer], n, null, n_min))
+        left, right = figure_columns([3, 2], "router")
     with left:
-        _clickable(
-            figures.routing_heatmap(mean, sd, n, shown, chosen.layer, chosen.bank, n_min, stretch),
-            alt=f"Mean routing weights of the token {shown}, layers by banks",
-        )
+        heatmap = figures.routing_heatmap(mean, sd, n, shown, chosen.layer, chosen.bank, n_min, stretch)
+        _clickable(heatmap, alt=f"Mean routing weights of the token {shown}, layers by banks")
     with right:
-        null_mean, null_sd = (table[:, :, -1] for table in deciles[:2])
-        figure = figures.null_by_decile(
-            null_mean,
-            null_sd,
-            deciles[2],
-            chosen.layer,
-            shown,
-            int(source.artifacts.bins[chosen.token_id]),
-            float(mean[chosen.layer, -1]),
-            float(sd[chosen.layer, -1]),
-            n,
-            n_min,
-            stretch,
-        )
+        decile = int(source.artifacts.bins[chosen.token_id])
+        own = figures.TokenWeight(shown, decile, float(mean[chosen.layer, -1]), float(sd[chosen.layer, -1]), n)
+        figure = figures.null_by_decile(means[:, :, -1], sds[:, :, -1], counts, chosen.layer, own, n_min, stretch)
         show_figure(figure, key="router_null", alt=f"Null weight by frequency decile, layer {chosen.layer}")
-    _lists(source, chosen, n_min)
-    by_decile = figures.weights_by_decile(
-        deciles[0][:, chosen.layer], deciles[1][:, chosen.layer], deciles[2], chosen.layer, chosen.bank, n_min, stretch
-    )
-    show_figure(by_decile, key="router_deciles", alt=f"Weight of every bank by decile, layer {chosen.layer}")
+    _lists(source, chosen, where, n_min)
+    of_layer = (means[:, chosen.layer], sds[:, chosen.layer], counts)
+    figure = figures.weights_by_decile(*of_layer, chosen.layer, chosen.bank, n_min, stretch)
+    show_figure(figure, key="router_deciles", alt=f"Weight of every bank by decile, layer {chosen.layer}")
     how_to_read(EXPLANATION)
     download_table(_routing_table(mean, sd, n), f"routing-token-{chosen.token_id}", "Routing of this token, CSV")
 
 
-def _settings() -> tuple[int, bool]:
-    """What the page lets a person change: n_min and the stretch of scales."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
+def summary(
+    shown: str,
+    layer: int,
+    weights: np.ndarray,
+    n: int,
+    null: tuple[np.ndarray, np.ndarray, np.ndarray],
+    n_min: int = N_MIN,
+) -> str:
+    """What the numbers say, in one or two sentences (Markdown).
+
+    Args:
+        shown: the chosen token.
+        layer: the chosen layer.
+        weights: the token's mean routing weights there, [K+1], null last.
+        n: its occurrences.
+        null: mean, sd and n (positions) of the null weight in the layer, by decile, each [10].
+        n_min: nothing is said of a token that occurs less often.
+    """
+    sentences = []
+    if n >= n_min:
+        most = int(weights.argmax())
+        name = NULL_NAME if most == len(weights) - 1 else f"bank {most}"
+        rest = "" if name == NULL_NAME else f", null gets {probability(weights[-1])}"
+        sentences.append(
+            f"Layer {layer} gives {token_markdown(shown)} most to **{name}** ({probability(weights[most])}){rest}."
+        )
+    groups = ([*GROUPS["rare"]], [*GROUPS["common"]])
+    rare, common = (_pooled(*(column[group] for column in null)) for group in groups)
+    difference, interval = common[0] - rare[0], float(np.hypot(rare[1], common[1]))
+    if np.isfinite(interval):
+        verdict = "as much as" if abs(difference) <= interval else "more than" if difference > 0 else "less than"
+        sentences.append(
+            f"Of all rare tokens (deciles 0–2) null gets {probability(rare[0])}, of common ones (7–9) "
+            f"{probability(common[0])}: rare tokens take **{verdict}** common ones from the memory in this layer."
+        )
+    return " ".join(sentences)
+
+
+def _pooled(mean: np.ndarray, sd: np.ndarray, n: np.ndarray) -> tuple[float, float]:
+    """Mean over several groups of positions, and half its 95 % interval; NaN where they have fewer than two."""
+    total = n.sum()
+    if total < 2:
+        return float("nan"), float("nan")
+    mean, sd = (np.where(n > 0, np.nan_to_num(values), 0).astype(float) for values in (mean, sd))
+    pooled = float((n * mean).sum() / total)
+    variance = ((n - 1).clip(0) * sd**2 + n * (mean - pooled) ** 2).sum() / (total - 1)
+    return pooled, float(half_width_95(np.sqrt(variance), total))
+
+
+def _where(chosen: Selection, num_banks: int) -> str:
+    bank = bank_name(chosen.bank, num_banks)
+    return f"layer {chosen.layer}, {bank if bank == NULL_NAME else f'bank {bank}'}"
+
+
+def _settings(where: str) -> tuple[int, bool]:
+    """What the page lets a person change, beside the heading of the lists: n_min and the stretch of scales."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        heading = f"**Tokens that ({where}) takes most and least**, among those seen at least n min times"
+        st.markdown(heading, width="content")
         n_min = st.number_input(
             "n min",
             min_value=1,
@@ -114,11 +171,8 @@ def _clickable(figure: Any, alt: str) -> None:
     st.plotly_chart(figure, key=_MAP, on_select=clicked, selection_mode="points", config=PLOT_CONFIG, alt=alt)
 
 
-def _lists(source: Source, chosen: Selection, n_min: int) -> None:
-    bank = bank_name(chosen.bank, source.space.num_banks)
-    where = f"layer {chosen.layer}, bank {bank}" if bank != "null" else f"layer {chosen.layer}, null"
-    st.markdown(f"**Which tokens ({where}) takes most and least**, among those seen at least {n_min} times")
-    for column, word, largest in zip(st.columns(2, gap="medium"), ("most", "least"), (True, False), strict=True):
+def _lists(source: Source, chosen: Selection, where: str, n_min: int) -> None:
+    for column, word, largest in zip(figure_columns(2, "router_lists"), ("most", "least"), (True, False), strict=True):
         table = _top_tokens(source.cache_key, source, chosen.layer, chosen.bank, n_min, largest)
         rows = [
             Row(
@@ -135,14 +189,10 @@ def _lists(source: Source, chosen: Selection, n_min: int) -> None:
             token_table(
                 [Column(f"({where}) takes {word}", rows, names, empty=empty)],
                 key=f"router_{word}",
-                on_pick=_choose,
+                on_pick=lambda token_id: select(token_id=token_id),
                 label=f"Tokens that {where} takes {word}",
                 width=28,
             )
-
-
-def _choose(token_id: int) -> None:
-    select(token_id=token_id)
 
 
 def _routing_table(mean: Any, sd: Any, n: int) -> pd.DataFrame:

@@ -68,9 +68,7 @@ def chromium() -> Iterator[Browser]:
 
 def open_page(browser: Browser, url: str, width: int = 1440, height: int = 900, dark: bool = False) -> Page:
     """A fresh session on `url`, settled."""
-    context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
-    )
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
     page = context.new_page()
     page.goto(url)
     settle(page)

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 from tests.browser.driver import settle
 
-PAGES = ["overview", "router", "banks", "collapse", "live"]
+PAGES = ["", "router", "banks", "collapse", "live"]
 
 
 def params(page) -> dict[str, str]:
@@ -36,7 +36,7 @@ def test_typing_finds_a_token_and_the_selection_follows_to_every_page(visit):
 
 
 def test_a_substring_and_an_id_are_found(visit):
-    page = visit("overview")
+    page = visit("")
     box = page.get_by_role("combobox", name="token")
     box.type("#1000")
     expect(page.get_by_role("option")).to_have_count(1)

