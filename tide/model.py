@@ -103,6 +103,23 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         "hidden_states": TideDecoderLayer,
     }
 
+    @classmethod
+    def from_pretrained(cls, path, *args, memory: str = "resident", **kwargs):  # type: ignore[override]
+        """Loads a checkpoint as transformers does.
+
+        Args:
+            path: a folder or a name on the hub.
+            *args: as transformers.
+            memory: how the K tables are stored; "resident" keeps them in the model's dtype on its device.
+            **kwargs: as transformers: dtype, device_map, output_loading_info, ...
+
+        Raises:
+            ValueError: for a storage that there is not.
+        """
+        if memory != "resident":
+            raise ValueError(f"There is no memory storage {memory!r}; this version keeps the tables 'resident'.")
+        return super().from_pretrained(path, *args, **kwargs)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # BankRMSNorm is initialised there: ones, like every RMSNorm

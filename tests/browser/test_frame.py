@@ -3,6 +3,7 @@
 import re
 from urllib.parse import parse_qs, urlparse
 
+import psutil
 import pytest
 from playwright.sync_api import expect
 
@@ -75,3 +76,9 @@ def test_every_page_opens_without_an_error_and_without_the_network(server, brows
 def test_a_link_with_a_token_out_of_range_says_so(visit):
     page = visit("router?token=999999")
     expect(page.get_by_text("The link names token 999999, but this checkpoint has tokens 0..16383.")).to_be_visible()
+
+
+def test_the_server_listens_on_this_computer_alone(server):
+    port = urlparse(server).port
+    listening = {c.laddr.ip for c in psutil.net_connections("inet") if c.status == "LISTEN" and c.laddr.port == port}
+    assert listening == {"127.0.0.1"}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import VOCAB_SIZE, tiny_model
-from tide.model import mix
+from tide.model import TideForCausalLM, mix
 
 
 @given(num_banks=st.integers(1, 5), null_bias=st.booleans(), seed=st.integers(0, 2**16))
@@ -125,3 +125,12 @@ def test_the_memory_is_looked_up_once_a_forward(make_model, input_ids, monkeypat
     monkeypatch.setattr(type(model.model.memory), "rows", lambda self, ids: calls.append(ids) or lookup(self, ids))
     model(input_ids)
     assert len(calls) == 1
+
+
+def test_resident_storage_is_the_default_and_another_one_is_refused_in_one_sentence(make_model, tmp_path):
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    loaded = TideForCausalLM.from_pretrained(tmp_path, memory="resident")
+    assert torch.equal(loaded.model.memory.weight, model.model.memory.weight)
+    with pytest.raises(ValueError, match=r"^There is no memory storage 'ssd'"):
+        TideForCausalLM.from_pretrained(tmp_path, memory="ssd")
