@@ -9,6 +9,7 @@ from tests.browser.driver import DEMO_ARTIFACTS, chromium, dashboard_server, ope
 
 FOLDER = Path(__file__).parent / "screenshots"
 WIDTH, HEIGHT = 1440, 900
+TALL = {"live": 1180}  # pages whose evidence stands below
 DRAW_MS = 1500  # plotly's own animation after the app has settled
 
 VIEWS = {
@@ -25,7 +26,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     with dashboard_server(DEMO_ARTIFACTS) as url, chromium() as browser:
         for name, path in VIEWS.items():
-            page = open_page(browser, f"{url}/{path}", WIDTH, HEIGHT)
+            page = open_page(browser, f"{url}/{path}", WIDTH, TALL.get(name, HEIGHT))
             page.wait_for_timeout(DRAW_MS)
             page.screenshot(path=FOLDER / f"{name}.png")
             print(FOLDER / f"{name}.png")

@@ -1,6 +1,6 @@
 """How long a switch on the Live page takes until the browser has drawn its effect.
 
-    python -m benchmarks.live_switch [--artifacts DIR] [--switches 30] [--device cpu]
+    python -m benchmarks.live_switch [--artifacts DIR] [--switches 30]
 
 Measured inside headless Chromium, from the click on a switch to the last change of the page before it is quiet:
 request, forward, tables and figures included. The demo's bound is 300 ms (median of 30, two cores). A cell is a

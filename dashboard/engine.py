@@ -4,6 +4,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from tide.tokens import Vocabulary
 from tide.trace import kl_divergence
 
 DEVICE_VARIABLE = "TIDE_DEVICE"  # how the command line tells the app, which Streamlit runs as a script, its device
+LOADED_MODELS = 2  # engines kept; the least recently used one goes
+_LOADING = threading.Lock()
 CACHED_RUNS = 64  # forwards kept; each costs about T * (d + L * (K + 2)) * 4 bytes
 
 
@@ -182,6 +185,27 @@ def ranking(log_probs: torch.Tensor, other: torch.Tensor, k: int) -> pd.DataFram
             "delta": (values - other[ids]).cpu().numpy(),
         }
     )
+
+
+def shared_engine(checkpoint: Path, fingerprint: str, device: str | None = None) -> Engine:
+    """The one engine of a checkpoint and a device, loaded when it is first asked for.
+
+    Args:
+        checkpoint: folder.
+        fingerprint: of its weights; a checkpoint that was trained anew is another model.
+        device: as `Engine`.
+
+    Raises:
+        UserError: as `Engine`.
+    """
+    with _LOADING:  # two sessions that ask at once get one model, not two
+        return _load(checkpoint, fingerprint, device)
+
+
+@lru_cache(maxsize=LOADED_MODELS)
+def _load(checkpoint: Path, fingerprint: str, device: str | None) -> Engine:
+    del fingerprint  # part of the cache's key
+    return Engine(checkpoint, device)
 
 
 def default_device() -> str:

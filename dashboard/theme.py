@@ -1,5 +1,7 @@
 """Colours, scales and sizes of the dashboard: each named once, the same on every page."""
 
+from typing import Any
+
 import plotly.express as px
 import plotly.graph_objects as go
 
@@ -21,24 +23,29 @@ def bank_colors(num_banks: int) -> list[str]:
     return [palette[bank % len(palette)] for bank in range(num_banks)] + [NULL_COLOR]
 
 
-def finish(figure: go.Figure, title: str, height: int = 360) -> go.Figure:
-    """Gives a figure the dashboard's frame: title, fixed margins, quiet grid, transparent ground.
+def layout(title: str, height: int = 360, **more: Any) -> dict[str, Any]:
+    """Layout of the dashboard's figures: title, fixed margins, transparent ground.
+
+    Handed whole to `go.Figure(data, layout)` it costs a tenth of updating a figure step by step, which counts where
+    a figure is drawn anew at every click.
 
     Args:
-        figure: changed in place.
         title: shown above the plot, left.
         height: pixels.
-
-    Returns:
-        The same figure.
+        **more: any other entry of plotly's layout.
     """
-    figure.update_layout(
-        title={"text": title, "x": 0, "xanchor": "left", "font": {"size": 15}},
-        margin=MARGIN,
-        height=height,
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        hoverlabel={"align": "left"},
-        legend={"orientation": "h", "y": -0.2, "x": 0},
-    )
-    return figure
+    return {
+        "title": {"text": title, "x": 0, "xanchor": "left", "font": {"size": 15}},
+        "margin": MARGIN,
+        "height": height,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "hoverlabel": {"align": "left"},
+        "legend": {"orientation": "h", "y": -0.2, "x": 0},
+        **more,
+    }
+
+
+def finish(figure: go.Figure, title: str, height: int = 360) -> go.Figure:
+    """Gives a figure that was built step by step the dashboard's `layout`, and returns it."""
+    return figure.update_layout(layout(title, height))

@@ -1,12 +1,15 @@
 """Figures of the Live page: tables in, plotly figures out."""
 
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 
 from dashboard.figures.marks import token_label
-from dashboard.theme import SWITCHED_COLOR, TRAINED_COLOR, WEIGHT_SCALE, finish
+from dashboard.theme import SWITCHED_COLOR, TRAINED_COLOR, WEIGHT_SCALE, layout
 
 MAX_TICKS = 48  # token labels that still fit below a heat map
+HEIGHT = 340  # pixels
 TICK_WIDTH = 10  # characters of a token label
 
 
@@ -25,39 +28,42 @@ def prompt_routing(routing: np.ndarray, tokens: list[str], layer: int, target: i
     names = [f"bank {bank}" for bank in range(num_banks)] + ["null bank"]
     labels = [token_label(token) for token in tokens]
     hover = [[f"position {t}: {labels[t]}<br>{name} in layer {layer}" for t in range(positions)] for name in names]
-    figure = go.Figure(
-        go.Heatmap(
-            z=np.insert(routing.T.astype(float), num_banks, np.nan, axis=0),
-            y=list(range(num_banks + 2)),
-            customdata=[*hover[:-1], [""] * positions, hover[-1]],
-            hovertemplate="%{customdata}<br>weight %{z:.3f}<extra></extra>",
-            hoverongaps=False,
-            colorscale=WEIGHT_SCALE,
-            zmin=0,
-            zmax=1,
-            colorbar={"title": {"text": "weight", "side": "right"}, "thickness": 10},
-        )
-    )
-    figure.add_shape(
-        type="rect",
-        x0=target - 0.5,
-        x1=target + 0.5,
-        y0=-0.5,
-        y1=num_banks + 1.5,
-        line={"color": SWITCHED_COLOR, "width": 2},
-    )
     step = max(1, -(-positions // MAX_TICKS))
     ticks = list(range(0, positions, step))
-    figure.update_xaxes(
-        title="token of the prompt",
-        tickvals=ticks,
-        ticktext=[token_label(tokens[t], TICK_WIDTH) for t in ticks],
-        tickangle=-60,
-        showgrid=False,
-    )
-    ticktext = [*map(str, range(num_banks)), "null"]
-    figure.update_yaxes(title="bank", tickvals=rows, ticktext=ticktext, showgrid=False)
-    return finish(figure, title, height=340)
+    heatmap = {
+        "type": "heatmap",
+        "z": np.insert(routing.T.astype(float), num_banks, np.nan, axis=0),
+        "y": list(range(num_banks + 2)),
+        "customdata": [*hover[:-1], [""] * positions, hover[-1]],
+        "hovertemplate": "%{customdata}<br>weight %{z:.3f}<extra></extra>",
+        "hoverongaps": False,
+        "colorscale": WEIGHT_SCALE,
+        "zmin": 0,
+        "zmax": 1,
+        "colorbar": {"title": {"text": "weight", "side": "right"}, "thickness": 10},
+    }
+    outline = {
+        "type": "rect",
+        "x0": target - 0.5,
+        "x1": target + 0.5,
+        "y0": -0.5,
+        "y1": num_banks + 1.5,
+        "line": {"color": SWITCHED_COLOR, "width": 2},
+    }
+    x_axis = {
+        "title": {"text": "token of the prompt"},
+        "tickvals": ticks,
+        "ticktext": [token_label(tokens[t], TICK_WIDTH) for t in ticks],
+        "tickangle": -60,
+        "showgrid": False,
+    }
+    y_axis = {
+        "title": {"text": "bank"},
+        "tickvals": rows,
+        "ticktext": [*map(str, range(num_banks)), "null"],
+        "showgrid": False,
+    }
+    return go.Figure([heatmap], layout(title, HEIGHT, xaxis=x_axis, yaxis=y_axis, shapes=[outline]))
 
 
 def injection_ratio(trained: np.ndarray, switched: np.ndarray | None, target: int) -> go.Figure:
@@ -71,44 +77,46 @@ def injection_ratio(trained: np.ndarray, switched: np.ndarray | None, target: in
     The axis is logarithmic: the embedding that layer 0 adds to is often a tenth of the injection's length. A
     layer whose injection is switched off has no point.
     """
-    figure = go.Figure()
     runs = [("as trained", trained, TRAINED_COLOR, "solid")]
     if switched is not None:
         runs.append(("switched", switched, SWITCHED_COLOR, "dash"))
+    traces: list[dict[str, Any]] = []
     for name, ratio, color, dash in runs:
         layers, sd = np.arange(ratio.shape[1]), ratio.std(axis=0)
         mean, at_target = (np.where(x > 0, x, np.nan) for x in (ratio.mean(axis=0), ratio[target]))
-        figure.add_scatter(
-            x=mean,
-            y=layers,
-            mode="lines",
-            name=name,
-            legendgroup=name,
-            line={"color": color, "dash": dash},
-            connectgaps=False,
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": sd,
-                "arrayminus": np.minimum(sd, 0.9 * np.nan_to_num(mean)),
-                "thickness": 1,
-            },
-            customdata=np.stack([sd, np.full(len(layers), len(ratio))], axis=1),
-            hovertemplate="layer %{y}<br>mean %{x:.3f}, sd %{customdata[0]:.3f}, n %{customdata[1]}<extra>"
-            + name
-            + "</extra>",
+        shared = {"type": "scatter", "y": layers, "name": name, "legendgroup": name}
+        whiskers = {
+            "type": "data",
+            "symmetric": False,
+            "array": sd,
+            "arrayminus": np.minimum(sd, 0.9 * np.nan_to_num(mean)),  # a logarithmic axis has no zero
+            "thickness": 1,
+        }
+        traces.append(
+            {
+                **shared,
+                "x": mean,
+                "mode": "lines",
+                "line": {"color": color, "dash": dash},
+                "connectgaps": False,
+                "error_x": whiskers,
+                "customdata": np.stack([sd, np.full(len(layers), len(ratio))], axis=1),
+                "hovertemplate": "layer %{y}<br>mean %{x:.3f}, sd %{customdata[0]:.3f}, n %{customdata[1]}"
+                f"<extra>{name}</extra>",
+            }
         )
-        figure.add_scatter(
-            x=at_target,
-            y=layers,
-            mode="markers",
-            name=name,
-            legendgroup=name,
-            showlegend=False,
-            marker={"color": color, "symbol": "circle-open", "size": 8},
-            hovertemplate="layer %{y}<br>at the target %{x:.3f}<extra>" + name + "</extra>",
+        traces.append(
+            {
+                **shared,
+                "x": at_target,
+                "mode": "markers",
+                "showlegend": False,
+                "marker": {"color": color, "symbol": "circle-open", "size": 8},
+                "hovertemplate": f"layer %{{y}}<br>at the marked token %{{x:.3f}}<extra>{name}</extra>",
+            }
         )
-    figure.update_xaxes(title="|m| / |h|  (ratio of L2 norms)", type="log", dtick=1, exponentformat="power")
-    figure.update_yaxes(title="layer", dtick=1 if trained.shape[1] <= 12 else 4)
-    finish(figure, "Size of the injection beside the stream", height=340)
-    return figure.update_layout(legend={"orientation": "v", "x": 1.0, "xanchor": "right", "y": 1.0, "yanchor": "top"})
+    x_axis = {"title": {"text": "|m| / |h|  (ratio of L2 norms)"}, "type": "log", "dtick": 1, "exponentformat": "power"}
+    y_axis = {"title": {"text": "layer"}, "dtick": 1 if trained.shape[1] <= 12 else 4}
+    legend = {"orientation": "v", "x": 1.0, "xanchor": "right", "y": 1.0, "yanchor": "top"}
+    title = "Size of the injection beside the stream"
+    return go.Figure(traces, layout(title, HEIGHT, xaxis=x_axis, yaxis=y_axis, legend=legend))

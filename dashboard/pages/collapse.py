@@ -9,9 +9,10 @@ from dashboard.figures import collapse as figures
 from dashboard.frame import download_table, figure_columns, how_to_read, page_header, show_figure
 from dashboard.numbers import digits
 from dashboard.state import Source, current_source, selection
-from tide.tokens import as_markdown
+from tide.tokens import as_html, as_markdown
 
 N_MIN = 5  # measurements below which a mean is left out
+LIST_HEIGHT = 330  # pixels; a longer list of pairs scrolls
 ALL = ""  # stands for all categories, or all pairs of a category
 _CATEGORY, _PAIR = "collapse_category", "collapse_pair"  # widgets
 _CHOICE, _WRITTEN = "collapse_choice", "collapse_params_written"
@@ -82,16 +83,11 @@ def render() -> None:
     pairs = source.artifacts.collapse_pairs()
     choice = _choose(pairs)
     table = _distances(source.cache_key, source, choice)
-    difference = figures.difference_table(table)
-    st.markdown(summary(difference, source.space.num_layers))
-    for metrics, draw, data in (
-        (figures.METRIC_NAMES, figures.distance_by_layer, table),
-        (figures.METRIC_NAMES, figures.difference_by_layer, difference),
-    ):
-        for column, metric in zip(figure_columns(3, draw.__name__), metrics, strict=True):
-            with column:
-                alt = f"{metric} by layer, Base against TIDE"
-                show_figure(draw(data, metric, layer, N_MIN), key=f"{draw.__name__}_{metric}", alt=alt)
+    st.markdown(summary(figures.difference_table(table), source.space.num_layers))
+    for column, metric in zip(figure_columns(3, "collapse"), figures.METRIC_NAMES, strict=True):
+        with column:
+            figure = figures.distance_by_layer(table, metric, layer, N_MIN)
+            show_figure(figure, key=f"collapse_{metric}", alt=f"{metric} by layer, Base against TIDE")
     _list_pairs(pairs, choice)
     how_to_read(EXPLANATION)
     download_table(table, "collapse", "Distances, CSV")
@@ -181,6 +177,11 @@ def _list_pairs(pairs: pd.DataFrame, choice: Choice) -> None:
         kept = kept[kept["pair"] == choice.pair]
     several = int(((kept["tokens_a"] > 1) | (kept["tokens_b"] > 1)).sum())
     st.markdown(f"**Pairs compared**, {len(kept)}, of which {several} have a word of several tokens, read at its last")
-    names = {"word_a": "word a", "word_b": "word b", "tokens_a": "tokens of a", "tokens_b": "tokens of b"}
-    shown = kept[["category", *names]].rename(columns=names)
-    st.dataframe(shown, hide_index=True, height=min(38 + 35 * len(shown), 320), key="collapse_pairs")
+    rows = "".join(
+        f"<tr><td>{as_html(row.category)}</td><td>{as_html(row.word_a)}</td><td>{row.tokens_a}</td>"
+        f"<td>{as_html(row.word_b)}</td><td>{row.tokens_b}</td></tr>"
+        for row in kept.itertuples()
+    )
+    head = "<tr><th>category</th><th>word a</th><th>tokens of a</th><th>word b</th><th>tokens of b</th></tr>"
+    with st.container(height=min(LIST_HEIGHT, 90 + 30 * len(kept)), border=False):
+        st.html(f'<table class="tide-table tide-words"><thead>{head}</thead><tbody>{rows}</tbody></table>')

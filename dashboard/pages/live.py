@@ -1,14 +1,13 @@
 """Live: a prompt through the model as trained and with switches, side by side."""
 
 import os
-from pathlib import Path
 
 import pandas as pd
 import streamlit as st
 
 from dashboard.components.switch_grid import Pairs, switch_grid
 from dashboard.components.token_chips import token_chips
-from dashboard.engine import DEVICE_VARIABLE, Comparison, Engine, LiveRun
+from dashboard.engine import DEVICE_VARIABLE, Comparison, Engine, LiveRun, shared_engine
 from dashboard.figures import live as figures
 from dashboard.frame import figure_columns, how_to_read, page_header, problem, show_figure, token_chip
 from dashboard.numbers import probability
@@ -29,13 +28,6 @@ mean and sd over the prompt, the circle at the marked token. A layer whose injec
 """
 
 
-@st.cache_resource(show_spinner="Loading the model …", max_entries=2)
-def load_engine(checkpoint: str, fingerprint: str, device: str | None) -> Engine:
-    """One engine a (checkpoint, weights, device) for all sessions."""
-    del fingerprint  # a part of the cache's key: a checkpoint that was trained anew is another model
-    return Engine(Path(checkpoint), device)
-
-
 def render() -> None:
     """Draws the page."""
     page_header(
@@ -45,7 +37,8 @@ def render() -> None:
     )
     source = current_source()
     fingerprint = source.artifacts.manifest["checkpoint"]["fingerprint"]
-    engine = load_engine(str(source.artifacts.checkpoint), fingerprint, os.environ.get(DEVICE_VARIABLE))
+    with st.spinner("Loading the model …"):
+        engine = shared_engine(source.artifacts.checkpoint, fingerprint, os.environ.get(DEVICE_VARIABLE))
     _start_from_url(engine)
     _live(engine)
     how_to_read(EXPLANATION)

@@ -36,7 +36,11 @@ def _facts(cache_key: str, checkpoint: Path) -> CheckpointFacts:
 def render() -> None:
     """Draws the page."""
     source = current_source()
-    page_header("Overview", "TIDE tells every layer which token it is working on. See what this model does with that.")
+    page_header(
+        "Overview",
+        "A LLaMA-style transformer with memory banks: tables that hold a vector for every token id. In every layer a router "
+        "mixes the banks, or declines through the null bank, and adds the mix to the residual stream.",
+    )
     try:
         _model(source, _facts(source.cache_key, source.artifacts.checkpoint))
     except UserError as error:  # artifacts can be read where the checkpoint is not

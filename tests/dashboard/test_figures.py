@@ -90,7 +90,6 @@ def every_figure(num_banks: int, shown: str, bank: int) -> list:
         banks.overlap_matrix(matrix, shown, bank, 10),
         banks.overlap_by_decile(overlaps(num_banks), num_banks, bank),
         collapse.distance_by_layer(table, "l2", 2, 5),
-        collapse.difference_by_layer(collapse.difference_table(table), "l2", 2, 5),
     ]
 
 
@@ -244,6 +243,14 @@ def test_the_difference_is_tide_minus_base_with_both_spreads():
     assert (table["difference"] == 1).all()
     assert np.allclose(table["half_width"], 1.96 * 0.5 * np.sqrt(2 / 30))
     assert (table["n"] == 30).all()
+
+
+def test_the_difference_stands_in_a_panel_of_its_own_below():
+    figure = collapse.distance_by_layer(distances(), "l2", 2, 5)
+    (difference,) = [trace for trace in figure.data if trace.yaxis == "y2"]
+    assert (difference.y == 1).all()
+    assert figure.layout.yaxis2.domain[1] < figure.layout.yaxis.domain[0]
+    assert figure.layout.yaxis2.title.text == "TIDE − Base"
 
 
 def test_the_embedding_comes_first_and_the_chosen_layer_is_bold():
