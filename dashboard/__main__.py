@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import os
 import socket
 import sys
@@ -71,6 +72,8 @@ def main(argv: list[str] | None = None) -> int:
     # Loaded before the server answers, so that the first page waits neither for torch nor for the model.
     from streamlit.web import cli as streamlit_cli
 
+    # Streamlit warns that what is imported here has caches and no server yet.
+    logging.getLogger("streamlit.runtime.caching.cache_data_api").setLevel(logging.ERROR)
     import dashboard.app  # noqa: F401
 
     preload(opened[0], args.device)

@@ -38,8 +38,8 @@ def render() -> None:
     source = current_source()
     page_header(
         "Overview",
-        "A LLaMA-style transformer with memory banks: tables that hold a vector for every token id. In every layer a router "
-        "mixes the banks, or declines through the null bank, and adds the mix to the residual stream.",
+        "A LLaMA-style transformer with memory banks: tables that hold a vector for every token id. In every layer a "
+        "router mixes the banks, or declines through the null bank, and adds the mix to the residual stream.",
     )
     try:
         _model(source, _facts(source.cache_key, source.artifacts.checkpoint))
