@@ -9,8 +9,8 @@ import streamlit as st
 _HERE = Path(__file__).parent
 _HTML = """
 <label>token
-  <input type="text" autocomplete="off" spellcheck="false" role="combobox" aria-expanded="false"
-         aria-controls="hits" placeholder="text, or # and an id   ( / )">
+  <input type="text" autocomplete="off" spellcheck="false" role="combobox" aria-controls="hits"
+         placeholder="text, or # and an id   ( / )">
 </label>
 <ul id="hits" role="listbox"></ul>
 """

@@ -1,8 +1,12 @@
 """One dashboard server on the real demo artifacts, and one Chromium, for all browser tests."""
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.driver import DEMO_ARTIFACTS, chromium, dashboard_server, open_page
+
+
+expect.set_options(timeout=20_000)  # milliseconds; a busy machine is no failure
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,16 @@ def params(page) -> dict[str, str]:
     return {key: values[0] for key, values in parse_qs(urlparse(page.url).query).items()}
 
 
+def picker(page):
+    """The token input, once its script listens: that is when it says whether it is expanded."""
+    box = page.get_by_role("combobox", name="token")
+    expect(box).to_have_attribute("aria-expanded", re.compile("true|false"))
+    return box
+
+
 def test_typing_finds_a_token_and_the_selection_follows_to_every_page(visit):
     page = visit("router")
-    box = page.get_by_role("combobox", name="token")
+    box = picker(page)
     page.keyboard.press("/")
     expect(box).to_be_focused()
     box.type("seven")
@@ -38,7 +45,7 @@ def test_typing_finds_a_token_and_the_selection_follows_to_every_page(visit):
 
 def test_a_substring_and_an_id_are_found(visit):
     page = visit("")
-    box = page.get_by_role("combobox", name="token")
+    box = picker(page)
     box.type("#1000")
     expect(page.get_by_role("option")).to_have_count(1)
     box.press("Enter")
