@@ -5,7 +5,6 @@ from playwright.sync_api import expect
 
 from tests.browser.driver import DEMO_ARTIFACTS, chromium, dashboard_server, open_page
 
-
 expect.set_options(timeout=20_000)  # milliseconds; a busy machine is no failure
 
 
