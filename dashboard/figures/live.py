@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from dashboard.figures.marks import token_label
 from dashboard.theme import SWITCHED_COLOR, TRAINED_COLOR, WEIGHT_SCALE, layout
 
-MAX_TICKS = 48  # token labels that still fit below a heat map
+MAX_TICKS = 20  # token labels that still fit below a heat map
 HEIGHT = 340  # pixels
 TICK_WIDTH = 10  # characters of a token label
 
@@ -54,7 +54,7 @@ def prompt_routing(routing: np.ndarray, tokens: list[str], layer: int, target: i
         "title": {"text": "token of the prompt"},
         "tickvals": ticks,
         "ticktext": [token_label(tokens[t], TICK_WIDTH) for t in ticks],
-        "tickangle": -60,
+        "tickangle": -90,
         "showgrid": False,
     }
     y_axis = {
