@@ -33,7 +33,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, dest="peak_lr", help="peak learning rate")
     parser.add_argument("--warmup-steps", type=int, help="steps of linear warm-up")
     parser.add_argument("--seed", type=int, help="of initial weights and batch order (default 0)")
-    parser.add_argument("--compile", action="store_true", default=None, help="run through torch.compile")
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        default=None,
+        help="run through torch.compile: faster, not bit-reproducible on several CPU threads",
+    )
     parser.add_argument("--autocast", choices=["bfloat16", "float32"], help="dtype of matrix products")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda or mps")
     parser.add_argument("--save-every", type=whole_number(1), default=200, metavar="STEPS", help="steps between saves")
