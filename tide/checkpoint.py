@@ -86,7 +86,7 @@ def check_checkpoint(path: Path) -> None:
     if not (path / "config.json").is_file():
         states = sorted(path.glob("state-*/config.json"))
         hint = (
-            f"it is an unfinished run, whose latest state is {states[-1].parent}" if states else "is it a checkpoint?"
+            f"it is an unfinished run, whose latest state is {states[-1].parent}" if states else "it is no checkpoint"
         )
         raise UserError(f"{path} holds no config.json: {hint}; give a folder that tide-train saved.")
     model_type = read_config(path).get("model_type")

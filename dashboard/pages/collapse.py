@@ -83,7 +83,11 @@ def render() -> None:
     pairs = source.artifacts.collapse_pairs()
     choice = _choose(pairs)
     table = _distances(source.cache_key, source, choice)
-    st.markdown(summary(figures.difference_table(table), source.space.num_layers))
+    if "base" in set(table["model"]):
+        st.markdown(summary(figures.difference_table(table), source.space.num_layers))
+    else:
+        command = f"tide-precompute {source.artifacts.checkpoint.name} --base BASE_CHECKPOINT --only collapse"
+        st.info(f"These artifacts have no Base model to compare with; `{command}` adds one.")
     for column, metric in zip(figure_columns(3, "collapse"), figures.METRIC_NAMES, strict=True):
         with column:
             figure = figures.distance_by_layer(table, metric, layer, N_MIN)

@@ -12,6 +12,7 @@ from dashboard.components.token_table import Column, Row, table_data
 from dashboard.pages import banks, collapse, router
 from dashboard.pages.collapse import Choice
 from dashboard.state import open_source
+from precompute.pipeline import Job, run
 from tide.cli import UserError
 
 PAGES = ("overview", "router", "banks", "collapse")
@@ -180,6 +181,16 @@ def test_a_wrong_choice_is_told_in_one_sentence(artifact_folder, pairs, params):
     assert not test.exception
     assert len(test.warning) == 1
     assert "<b>" not in test.warning[0].value
+
+
+def test_without_a_base_model_the_page_says_how_to_add_one(artifact_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone")
+    templates = artifact_folder.parent / "study.json"
+    text = (artifact_folder.parent / "text.txt",)
+    run(Job(artifact_folder.parent / "tide", out, templates, text, show_progress=False), ["frequency", "collapse"])
+    test = show(out, "collapse")
+    assert not test.exception
+    assert "--base BASE_CHECKPOINT" in test.info[0].value
 
 
 def test_another_category_is_written_into_the_link_and_forgets_the_pair(artifact_folder, pairs):
