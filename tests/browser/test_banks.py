@@ -20,6 +20,7 @@ def test_neighbours_stand_in_a_column_for_the_embedding_and_for_every_bank(visit
 def test_a_number_word_has_number_words_beside_it_in_the_banks(visit):
     page = visit("banks")  # the default token is ␣three
     expect(page.locator("[data-testid=stSidebar]")).to_contain_text("␣three")
+    expect(columns(page).locator("table")).to_have_count(9)
     numbers = {"␣two", "␣four", "␣five", "␣six", "␣seven", "␣eight"}
     for bank in range(8):
         shown = columns(page).locator("table").nth(bank + 1).get_by_role("button").all_inner_texts()
