@@ -1,7 +1,6 @@
 """Training text as token ids: tokenised once into a memory-mapped file, then cut into shuffled windows."""
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from itertools import islice
@@ -131,9 +130,3 @@ class WindowDataset:
         for step in range(steps):
             total += np.bincount(self.batch(step).flatten(), minlength=vocab_size)
         return total
-
-
-def describe(folder: Path) -> str:
-    """Names a data folder in a model card: its files and their size in MB."""
-    files = training_files(folder)
-    return json.dumps({f.name: f"{f.stat().st_size / 1e6:.1f} MB" for f in files})

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from tide.checkpoint import COUNTS_FILE
 from tide.cli import UserError
 from tide.config import TideConfig
 from tide.model import TideForCausalLM
@@ -20,7 +21,6 @@ from tide.training.recipe import Recipe
 
 LOG_FILE = "train_log.jsonl"
 RECIPE_FILE = "recipe.json"
-COUNTS_FILE = "token_counts.safetensors"
 STATE_PREFIX = "state-"
 NULL_PROBE_ROWS = 4  # sequences of the batch on which the logged null weight is measured
 
