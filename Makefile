@@ -8,13 +8,13 @@ PORT ?= 8501
 DEMO := assets/demo
 ARTIFACTS := artifacts/tide-8e
 
-.PHONY: install demo artifacts test check format screenshots clean
+.PHONY: install demo artifacts test test-real check format screenshots clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(FAISS),corpus,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(FAISS),corpus,evaluate,tensorboard,dev]"
 	touch $@
 
 artifacts: install
@@ -25,6 +25,10 @@ demo: artifacts
 
 test: check artifacts
 	$(BIN)/python -m pytest
+
+# Opt-in: downloads a real LLaMA checkpoint and trains on it for some minutes (docs/upcycling.md).
+test-real: install
+	TIDE_REAL=1 $(BIN)/python -m pytest tests/real --timeout 5400
 
 check: install
 	$(BIN)/ruff check .

@@ -1,15 +1,21 @@
 r"""Writes the model card of the demo checkpoints from their own files: `python -m assets.model_card`.
 
-Needs `evaluation.json` beside the checkpoints, made by
+Needs `evaluation.json` beside the checkpoints, the report.json of
 
-    python -m tide.evaluation assets/demo/tide-8e --base assets/demo/base --text corpus/heldout_*.txt \
-        --out assets/demo/evaluation.json
+    tide-evaluate assets/demo/tide-8e --base assets/demo/base --text corpus --out OUT
+
+and shows `evaluation-10m.json`, the same of models that differ in the number of banks alone, where that exists.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
+import pandas as pd
+
 from tide import ParameterBudget, TideConfig
+from tide.evaluation.printing import verdicts
+from tide.evaluation.report import read_report
 
 FOLDER = Path(__file__).parent / "demo"
 CHECKPOINTS = {"base": 0, "tide-8e": 8}
@@ -51,31 +57,51 @@ Both saw the same {tokens:,} tokens in the same batches and order, from the same
 
 ## Held-out loss
 
-Cross entropy in nats, mean over positions, windows of {window} tokens, on the shipped weights. Difference is
-Base - TIDE on the same positions, with its standard error; positive means that TIDE predicts better. Made by
+Cross entropy in nats and perplexity on windows of {window} tokens, on the shipped weights in {dtype}. Base - TIDE is on
+the same positions; positive means that TIDE predicts better. In brackets 95 % intervals of a bootstrap that draws whole
+windows; "?" where such an interval holds 0. How and why: [docs/evaluation.md](../../docs/evaluation.md). Made by
 
-    python -m tide.evaluation assets/demo/tide-8e --base assets/demo/base --text corpus/heldout_*.txt \\
-        --out assets/demo/evaluation.json
+    tide-evaluate assets/demo/tide-8e --base assets/demo/base --text corpus --out OUT
 
-| text | what | n | Base | TIDE-8E | Base - TIDE |
+{verdicts}
+
+| text | what | n | Base, perplexity | TIDE-8E, perplexity | Base - TIDE, nats |
 |---|---|---:|---:|---:|---:|
 {by_text}
 
-By frequency decile of the predicted token (appendix B of the paper; counted over {corpus}), all texts together:
+By frequency decile of the predicted token (appendix B of the paper; counted over {counted}), all texts together. Rare
+are deciles 0-2, mid 3-6, common 7-9; "none" are punctuation, white space and special tokens. "By position": every
+position weighs the same; "by type": every token id does.
 
-| decile | n | Base | TIDE-8E | Base - TIDE |
-|---|---:|---:|---:|---:|
-{by_decile}
-
-Rare are deciles 0-2, mid 3-6, common 7-9; "none" are punctuation, white space and special tokens.
-
-| group | n | Base | TIDE-8E | Base - TIDE |
-|---|---:|---:|---:|---:|
-{by_group}
+| bin | n | token ids | Base, by position | TIDE-8E | Base - TIDE | Base, by type | TIDE-8E | Base - TIDE |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|
+{by_bin}
 
 TIDE-8E has {ratio:.1f} times the parameters of Base: this compares equal backbones on equal data, not equal sizes.
 
 Null weight by layer at the last step, mean over {probe} sequences of the batch: {null}.
+"""
+
+BY_BANKS = """
+## By number of banks
+
+Models that were trained alike and differ in K alone (deciles counted over {counted}); the same texts, windows and
+intervals as above, all texts together, every position weighing the same. Made by `tide-evaluate` with `--base` and the
+models below; all rows: `{file}`.
+
+{verdicts}
+
+Perplexity by text:
+
+{perplexities}
+
+Cross entropy of rare, mid and common tokens, nats (figure 7 of the paper):
+
+{groups}
+
+Base - TIDE by frequency decile, nats (figure 5 of the paper):
+
+{deciles}
 """
 
 
@@ -89,21 +115,109 @@ def budget_rows() -> str:
     )
 
 
-def loss_row(label: str, row: dict) -> str:
-    """One row of a table of losses."""
-    difference = f"{row['difference_mean']:+.3f} ± {row['difference_se']:.3f}"
-    return f"| {label} | {row['n']:,} | {row['base_mean']:.3f} | {row['tide_mean']:.3f} | {difference} |"
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A table whose columns but the first are numbers."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def difference(row: Mapping) -> str:
+    """A paired difference and its interval."""
+    mark = "?" if row["better"] == "unclear" else ""
+    interval = "" if pd.isna(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
+    return f"{row['mean']:+.3f}{interval}{mark}"
+
+
+def perplexity(row: Mapping) -> str:
+    """A perplexity and its interval."""
+    return f"{row['perplexity']:.1f} [{row['perplexity_low']:.1f}, {row['perplexity_high']:.1f}]"
+
+
+def cell(table: pd.DataFrame, **keys: str) -> Mapping:
+    """The one row of a table that has these keys."""
+    for column, value in keys.items():
+        table = table[table[column] == value]
+    (row,) = table.to_dict("records")
+    return row
+
+
+WHOLE = {"bin_kind": "all", "averaging": "position"}
+
+
+def text_rows(facts: dict, tables: dict[str, pd.DataFrame]) -> str:
+    """A row a text, then all of them."""
+    base, tide = (model["name"] for model in facts["models"])
+    lines = []
+    for text in tables["losses"]["text"].unique():
+        two = [cell(tables["losses"], model=model, text=text, **WHOLE) for model in (base, tide)]
+        apart = difference(cell(tables["differences"], model=tide, text=text, **WHOLE))
+        shown = " | ".join(perplexity(row) for row in two)
+        lines.append(f"| `{text}` | {DOMAINS.get(text, '')} | {two[0]['n']:,} | {shown} | {apart} |")
+    return "\n".join(lines)
+
+
+def bin_rows(facts: dict, tables: dict[str, pd.DataFrame]) -> str:
+    """A row a decile and a group, both averagings side by side."""
+    base, tide = (model["name"] for model in facts["models"])
+    lines = []
+    bins = tables["losses"].query("bin_kind != 'all' and text == 'all'")
+    for kind, name in bins[["bin_kind", "bin"]].drop_duplicates().itertuples(index=False):
+        cells = []
+        for averaging in ("position", "type"):
+            keys = {"text": "all", "bin_kind": kind, "bin": name, "averaging": averaging}
+            two = [cell(bins, model=model, **keys) for model in (base, tide)]
+            cells += [f"{row['mean']:.3f}" for row in two]
+            cells.append(difference(cell(tables["differences"], model=tide, **keys)))
+        lines.append(f"| {name} | {two[0]['n']:,} | {two[0]['n_types']:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def section_by_banks(file: Path) -> str:
+    """The comparison of models that differ in K."""
+    facts, tables = read_report(file)
+    models = sorted(facts["models"], key=lambda model: model["num_memory_blocks"])
+    others = [model for model in models if model["name"] != facts["base"]]
+    header = [f"K={model['num_memory_blocks']}" for model in models]
+    losses, differences = tables["losses"], tables["differences"]
+    everywhere = {"text": "all", "averaging": "position"}
+
+    def losses_of(show, **keys: str) -> list[str]:
+        return [show(cell(losses, model=model["name"], **keys)) for model in models]
+
+    texts = [[f"`{text}`", *losses_of(perplexity, text=text, **WHOLE)] for text in losses["text"].unique()]
+    bins = losses.query("text == 'all'")[["bin_kind", "bin"]].drop_duplicates()
+    groups = [
+        [name, *losses_of(lambda row: f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
+                          bin_kind="group", bin=name, **everywhere)]
+        for name in bins.query("bin_kind == 'group'")["bin"]
+    ]  # fmt: skip
+    deciles = [
+        [name, *(difference(cell(differences, model=model["name"], bin_kind="decile", bin=name, **everywhere))
+                 for model in others)]
+        for name in bins.query("bin_kind == 'decile'")["bin"]
+    ]  # fmt: skip
+    return BY_BANKS.format(
+        counted=facts["deciles"]["counted"],
+        file=file.name,
+        verdicts=verdict_list(facts, tables),
+        perplexities=markdown(["text", *header], texts),
+        groups=markdown(["group", *header], groups),
+        deciles=markdown(["decile", *(f"K={model['num_memory_blocks']}" for model in others)], deciles),
+    )
+
+
+def verdict_list(facts: dict, tables: dict[str, pd.DataFrame]) -> str:
+    """Who wins where, a line a model."""
+    labels = {model["name"]: f"{model['name']} (K={model['num_memory_blocks']})" for model in facts["models"]}
+    return "\n".join(f"- {sentence}" for sentence in verdicts(tables["differences"], labels))
 
 
 def main() -> None:
     """Writes assets/demo/README.md."""
     settings = json.loads((FOLDER / "tide-8e" / "recipe.json").read_text())
     recipe, config = settings["recipe"], settings["config"]
-    report = json.loads((FOLDER / "evaluation.json").read_text())
+    facts, tables = read_report(FOLDER / "evaluation.json")
     log = (FOLDER / "tide-8e" / "train_log.jsonl").read_text().splitlines()
-    tables = {
-        name: [row for row in rows if name == "text" or row["text"] == "all"] for name, rows in report["tables"].items()
-    }
     budgets = [ParameterBudget.of(TideConfig.from_pretrained(FOLDER / name)).total for name in CHECKPOINTS]
     card = CARD.format(
         parameters=budget_rows(),
@@ -122,15 +236,19 @@ def main() -> None:
         warmup=recipe["warmup_steps"],
         floor_lr=recipe["floor_lr"],
         seed=recipe["seed"],
-        window=report["window_length"],
-        corpus=report["counted_corpus"],
-        by_text="\n".join(loss_row(f"`{r['text']}` | {DOMAINS[r['text']]}", r) for r in tables["text"]),
-        by_decile="\n".join(loss_row("none" if r["decile"] < 0 else r["decile"], r) for r in tables["decile"]),
-        by_group="\n".join(loss_row(r["group"], r) for r in tables["group"]),
+        window=facts["window_length"],
+        dtype=facts["dtype"],
+        counted=facts["deciles"]["counted"],
+        verdicts=verdict_list(facts, tables),
+        by_text=text_rows(facts, tables),
+        by_bin=bin_rows(facts, tables),
         ratio=budgets[1] / budgets[0],
         probe=4,
         null=" ".join(f"{w:.2f}" for w in json.loads(log[-1])["null_weight"]),
     )
+    by_banks = FOLDER / "evaluation-10m.json"
+    if by_banks.is_file():
+        card += section_by_banks(by_banks)
     (FOLDER / "README.md").write_text(card, encoding="utf-8")
 
 

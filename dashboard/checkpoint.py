@@ -75,7 +75,8 @@ def _part(tensor: str) -> str:
 
 def _trained_tokens(recipe_file: Path) -> int | None:
     try:
-        recipe = Recipe(**json.loads(recipe_file.read_text(encoding="utf-8"))["recipe"])
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+        saved = json.loads(recipe_file.read_text(encoding="utf-8"))
+        recipe = Recipe(**saved["recipe"])
+        return saved.get("steps_done", recipe.steps) * recipe.tokens_per_step
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
         return None  # a checkpoint of other origin
-    return recipe.steps * recipe.tokens_per_step

@@ -84,10 +84,10 @@ def check_checkpoint(path: Path) -> None:
     if not path.is_dir():
         raise UserError(f"There is no checkpoint folder {path}; give a folder that tide-train saved.")
     if not (path / "config.json").is_file():
-        states = sorted(path.glob("state-*/config.json"))
-        hint = (
-            f"it is an unfinished run, whose latest state is {states[-1].parent}" if states else "it is no checkpoint"
-        )
+        kept = sorted(path.glob("step-*/config.json"))
+        hint = "it is no checkpoint"
+        if (path / "recipe.json").is_file():
+            hint = "it is an unfinished run" + (f", which kept {kept[-1].parent}" if kept else "")
         raise UserError(f"{path} holds no config.json: {hint}; give a folder that tide-train saved.")
     model_type = read_config(path).get("model_type")
     if model_type != "tide":

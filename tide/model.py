@@ -141,6 +141,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
     def forward(  # type: ignore[override]
         self,
         input_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         intervention: Intervention | None = None,
         recorder: Recorder | None = None,
         **kwargs,
@@ -149,6 +150,8 @@ class TideModel(TidePreTrainedModel, LlamaModel):
 
         Args:
             input_ids: [B, T]. Needed whenever K > 0: the memory is addressed by token id.
+            inputs_embeds: [B, T, d], where the residual stream starts instead of at the embedding of `input_ids`;
+                the memory is still addressed by them.
             intervention: what this forward does differently.
             recorder: where to write what every layer did.
             **kwargs: as `LlamaModel.forward`.
@@ -165,10 +168,9 @@ class TideModel(TidePreTrainedModel, LlamaModel):
                 raise ValueError("A TIDE model looks its memory up by token id: pass input_ids, not inputs_embeds.")
             memory = self.memory(input_ids)  # M (B, T, K, d)
         if recorder is not None:
-            recorder.start(self.embed_tokens(input_ids), memory)
-        return super().forward(
-            input_ids=input_ids, memory=memory, intervention=intervention, recorder=recorder, **kwargs
-        )
+            recorder.start(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds, memory)
+        start = {"input_ids": input_ids} if inputs_embeds is None else {"inputs_embeds": inputs_embeds}
+        return super().forward(**start, memory=memory, intervention=intervention, recorder=recorder, **kwargs)
 
 
 class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):

@@ -60,10 +60,13 @@ def test_a_folder_without_config(tmp_path):
     refused(tmp_path, r"holds no config\.json")
 
 
-def test_an_unfinished_run_names_its_state(folder, tmp_path):
+def test_an_unfinished_run_names_what_it_kept(folder, tmp_path):
     run = tmp_path / "run"
-    shutil.copytree(folder, run / "state-0000100")
-    assert "state-0000100" in refused(run, "unfinished run")
+    run.mkdir()
+    (run / "recipe.json").write_text("{}")
+    refused(run, "unfinished run; give a folder")
+    shutil.copytree(folder, run / "step-0000100")
+    assert "step-0000100" in refused(run, "unfinished run")
 
 
 def test_a_config_that_is_no_json(folder):

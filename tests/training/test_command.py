@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
 from tests.conftest import toy_documents
 from tide.cli import run_command
 from tide.training.__main__ import main
+from tide.training.recipe import Recipe
 from tide.training.tokenizer import train_tokenizer
 
 TINY = ["--steps", "2", "--batch-size", "2", "--micro-batch-size", "2", "--sequence-length", "8", "--device", "cpu"]
@@ -45,7 +47,13 @@ def folder(tmp_path, tokenizer):
         (["--preset", "7b"], "invalid choice: '7b'"),
         (["--steps", "0"], "steps is 0; it must be at least 1"),
         (["--lr", "-1"], "peak_lr is -1.0"),
-        (["--batch-size", "3"], "no multiple of micro_batch_size"),
+        (["--batch-size", "0"], "batch_size is 0; it must be at least 1"),
+        (["--recipe", "papers"], "There is no recipe 'papers': give demo, paper or a recipe.json file"),
+        (["--from", "nowhere", "--preset", "demo"], "--preset and --from exclude each other"),
+        (["--log-with", "paper"], "invalid choice: 'paper'"),
+        (["--keep", "0"], "--keep: 0 is below 1"),
+        (["--heldout", "nowhere.txt"], "nowhere.txt"),
+        (["--text-column"], "expected one argument"),
         (["--save-every", "0"], "--save-every: 0 is below 1"),
         (["--log-every", "-5"], "--log-every: -5 is below 1"),
         (["--seed", "-1"], "seed is -1"),
@@ -69,7 +77,9 @@ def test_no_data_folder(capfd, tmp_path):
 
 
 def test_a_data_folder_without_text(capfd, folder, tmp_path):
-    assert_refused(run(capfd, "--data", folder, "--out", tmp_path / "out", *TINY), "holds no .txt file")
+    assert_refused(
+        run(capfd, "--data", folder, "--out", tmp_path / "out", *TINY), "holds no .txt, .jsonl, .json or .parquet file"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "\n\n\n"])
@@ -105,7 +115,7 @@ def test_a_tokenizer_that_is_larger_than_the_model(capfd, data_folder, tmp_path)
     tokenizer.add_tokens([f"<extra {i}>" for i in range(16_384)])
     tokenizer.save_pretrained(tmp_path / "large")
     result = run(capfd, "--data", data_folder, "--tokenizer", tmp_path / "large", "--out", tmp_path / "out", *TINY)
-    assert_refused(result, "the preset demo room for 16,384")
+    assert_refused(result, "the preset demo has room for 16,384")
 
 
 def test_an_output_folder_that_is_a_file(capfd, data_folder, tmp_path):
@@ -116,16 +126,47 @@ def test_an_output_folder_that_is_a_file(capfd, data_folder, tmp_path):
 def test_a_run_with_other_settings_in_the_output_folder(capfd, data_folder, tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps({"recipe": {"steps": 9}}))
     result = run(capfd, "--data", data_folder, "--out", tmp_path, *TINY, "--resume")
-    assert_refused(result, "holds a run with other settings or data")
+    assert_refused(result, "holds a run with other settings (recipe: steps is 9, not 2); choose another --out")
 
 
 def test_the_command_trains_and_says_what_it_trains(capfd, data_folder, tmp_path):
     """In a process of its own, as a person runs it."""
-    arguments = ["--data", data_folder, "--out", tmp_path / "out", "--blocks", "1", *TINY]
+    heldout = data_folder / "heldout_c.txt"
+    arguments = ["--data", data_folder, "--heldout", heldout, "--out", tmp_path / "out", "--blocks", "1", *TINY]
     command, environment = [sys.executable, "-m", "tide.training", *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert "memory 2,097,152" in done.stdout  # 16,384 ids * d 128
     assert f"saved in {tmp_path / 'out'}" in done.stdout
     assert (tmp_path / "out" / "model.safetensors").exists()
+    assert len((tmp_path / "out" / "summaries.jsonl").read_text().splitlines()) == 3  # steps 0, 1 and 2
     assert_refused(run(capfd, *arguments), "holds a finished run")
+
+
+def test_help_explains_every_setting_and_says_where_it_comes_from(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for setting in fields(Recipe):
+        assert f"--{setting.name.replace('_', '-')}" in text
+        assert f"[paper recipe: {setting.default}, {setting.metadata['source']}]" in text
+
+
+def test_data_that_brings_no_tokenizer(capfd, tmp_path):
+    result = run(capfd, "--data", "hf:someone/somewhere", "--out", tmp_path / "out")
+    assert_refused(result, "brings no tokenizer; give --tokenizer")
+
+
+def test_a_batch_is_as_large_as_asked(capfd, data_folder, tmp_path):
+    """--batch-size 3 with micro batches of 2: the last one is smaller, none is lost."""
+    options = [*TINY, "--batch-size", "3", "--heldout", data_folder / "heldout_c.txt", "--blocks", "0"]
+    code, _ = run(capfd, "--data", data_folder, "--out", tmp_path / "out", *options)
+    assert code == 0
+    (last,) = (json.loads(line) for line in (tmp_path / "out" / "train_log.jsonl").read_text().splitlines())
+    assert last["tokens"] == 2 * 3 * 8
+
+
+def test_a_training_text_beside_others_is_named_by_its_file(capfd, data_folder, tmp_path):
+    options = [*TINY, "--heldout", data_folder / "heldout_c.txt", "--blocks", "0"]
+    code, _ = run(capfd, "--data", data_folder / "train_a.txt", "--out", tmp_path / "out", *options)
+    assert code == 0

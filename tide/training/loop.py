@@ -1,64 +1,105 @@
-"""The training loop: deterministic batches, atomic saves, exact resumption."""
+"""The training loop, on Accelerate: deterministic batches, atomic saves, exact resumption, one process or many."""
 
+import contextlib
 import json
-import os
-import shutil
 import time
-from dataclasses import asdict
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+import torch.distributed.checkpoint as dcp
+from accelerate import Accelerator, init_empty_weights
+from accelerate.utils import DistributedType, TorchDynamoPlugin
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from tide.checkpoint import COUNTS_FILE
 from tide.cli import UserError
 from tide.config import TideConfig
+from tide.frequency import frequency_deciles
 from tide.model import TideForCausalLM
+from tide.tokens import Vocabulary
 from tide.training.data import WindowDataset
+from tide.training.folder import LOG_FILE, RECIPE_FILE, RunFolder, saving
+from tide.training.log import TrainingLog
+from tide.training.module import TrainingModule, build_model, build_optimizer, evaluating
 from tide.training.recipe import Recipe
+from tide.training.summaries import (
+    SUMMARY_FILE,
+    BinnedRouting,
+    GradientNorms,
+    Summarizer,
+    summary_steps,
+)
 
-LOG_FILE = "train_log.jsonl"
-RECIPE_FILE = "recipe.json"
-STATE_PREFIX = "state-"
-NULL_PROBE_ROWS = 4  # sequences of the batch on which the logged null weight is measured
+NULL_PROBE_ROWS = 4  # sequences of the batch, in each process, on which the logged null weight is measured
+WRITTEN_WHEN_SAVED = ("architectures", "dtype", "transformers_version")  # fields of a config.json
 
 
-def build_model(config: TideConfig, seed: int) -> TideForCausalLM:
-    """Initial weights. The backbone's are the same for every K, so that models of one seed differ in memory alone.
+@dataclass(frozen=True)
+class Schedule:
+    """What a run does beside training, and when: none of it changes the weights.
+
+    Attributes:
+        save_every: steps between two saved states.
+        log_every: steps between two lines of the log.
+        keep: steps after which the checkpoint of that moment is kept in a `step-STEP` folder.
+        stop_at: step after which to save the state and stop, before the schedule's end; None goes on to the end.
+        trackers: other logs beside the JSONL one: "csv", "tensorboard".
+    """
+
+    save_every: int = 200
+    log_every: int = 10
+    keep: tuple[int, ...] = ()
+    stop_at: int | None = None
+    trackers: tuple[str, ...] = ()
+
+
+def make_accelerator(recipe: Recipe, device: str | None = None) -> Accelerator:
+    """The engine of a run: one process, DDP or FSDP as `accelerate launch` or `torchrun` set it up.
 
     Args:
-        config: the model's configuration.
-        seed: of the random generator.
+        recipe: says autocast and compilation.
+        device: "cpu" keeps off the accelerators; None or another is what Accelerate finds.
 
-    Returns:
-        A float32 model on the CPU.
+    Raises:
+        UserError: for FSDP's first version, whose flat parameters have no rows.
     """
-    torch.manual_seed(seed)
-    base = TideForCausalLM(TideConfig(**{**config.to_dict(), "num_memory_blocks": 0}))
-    if not config.num_memory_blocks:
-        return base
-    model = TideForCausalLM(config)
-    model.load_state_dict(base.state_dict(), strict=False)
-    return model
-
-
-def build_optimizer(model: TideForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW with the recipe's betas; weight decay on matrices and tables, not on norm gains and biases."""
-    decayed = [p for name, p in model.named_parameters() if p.ndim > 1 and "norm" not in name]
-    spared = [p for name, p in model.named_parameters() if p.ndim <= 1 or "norm" in name]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(recipe.beta1, recipe.beta2), fused=True)
+    accelerator = Accelerator(
+        cpu=device == "cpu",
+        mixed_precision="bf16" if recipe.autocast == "bfloat16" else "no",
+        dynamo_plugin=TorchDynamoPlugin(backend="inductor" if recipe.compile else "no"),
+    )
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise UserError("tide-train shards with FSDP's second version: launch with --fsdp_version 2.")
+    return accelerator
 
 
 class Run:
-    """One training run in one folder.
+    """One training run in one folder (`RunFolder`).
 
-    The folder holds the recipe, a JSONL log and, while the run is not finished, the latest `state-STEP` folder:
-    a loadable checkpoint and the optimiser's moments, both safetensors. A state is written under a temporary
-    name and renamed, and only then is the older one removed, so that a kill at any moment leaves a whole one.
-    When the last step is done the folder itself is the checkpoint.
+    Args:
+        folder: of the run.
+        config: of the model.
+        recipe: of the training.
+        data: the batches.
+        tokenizer: saved with the checkpoint.
+        probe: token ids [N, T] int64, the text on which the summaries measure loss and routing.
+        accelerator: the engine; by default made from the recipe.
+        initial: makes the initial weights in float32 on the CPU; by default random ones from the recipe's seed.
+        origin: names the initial weights where they are not random; a resumed run must have the same.
+        save_dtype: of the saved checkpoints.
     """
 
     def __init__(
@@ -68,174 +109,294 @@ class Run:
         recipe: Recipe,
         data: WindowDataset,
         tokenizer: PreTrainedTokenizerFast,
-        device: str = "cpu",
+        probe: np.ndarray,
+        accelerator: Accelerator | None = None,
+        initial: Callable[[], TideForCausalLM] | None = None,
+        origin: str | None = None,
         save_dtype: torch.dtype = torch.bfloat16,
     ):
-        self.folder, self.config, self.recipe, self.data, self.tokenizer = folder, config, recipe, data, tokenizer
-        self.device, self.save_dtype = torch.device(device), save_dtype
+        self.folder, self.config, self.recipe, self.data, self.tokenizer = (
+            RunFolder(folder),
+            config,
+            recipe,
+            data,
+            tokenizer,
+        )
+        self.accelerator = accelerator or make_accelerator(recipe)
+        self.initial = initial or (lambda: build_model(config, recipe.seed))
+        self.origin, self.save_dtype = origin, save_dtype
+        self.device = self.accelerator.device
+        deciles = frequency_deciles(data.tokens.counts, Vocabulary(tokenizer, size=len(data.tokens.counts)))
+        padded = np.full(config.vocab_size, -1, dtype=np.int8)
+        padded[: len(deciles)] = deciles
+        self.summarizer = Summarizer(probe, padded, recipe.micro_batch_size)
+        world = self.accelerator.num_processes
+        if recipe.batch_size % world:
+            raise UserError(
+                f"--batch-size {recipe.batch_size} does not divide among {world} processes; choose another."
+            )
 
     @property
-    def settings(self) -> dict:
-        """What must be the same for a run to be resumed; saved as `recipe.json`."""
-        shape = {k: v for k, v in self.config.to_dict().items() if k not in ("transformers_version", "dtype")}
-        return {"recipe": asdict(self.recipe), "config": shape, "tokens_in_data": len(self.data.tokens)}
+    def settings(self) -> dict[str, Any]:
+        """What must be the same for a run to be resumed; saved in `recipe.json`."""
+        shape = {k: v for k, v in self.config.to_dict().items() if k not in WRITTEN_WHEN_SAVED}
+        tokens = self.data.tokens
+        return {
+            "recipe": self.recipe.what_is_trained(),
+            "config": shape,
+            "data": {"tokens": tokens.num_tokens, "sha256": tokens.sha256},
+            "initial_weights": self.origin,
+        }
 
-    def train(self, resume: bool = False, save_every: int = 200, log_every: int = 10) -> TideForCausalLM:
-        """Trains to the recipe's last step.
+    def train(self, resume: bool = False, schedule: Schedule | None = None) -> int:
+        """Trains to the recipe's last step, or to where the schedule stops.
+
+        The checkpoint is saved in the folder in `save_dtype` when the last step is done.
 
         Args:
             resume: go on from the latest state in the folder; without one, start.
-            save_every: steps between two saved states.
-            log_every: steps between two lines of the log.
+            schedule: when to save, log, keep and stop.
 
         Returns:
-            The trained model, which is also saved in the folder in `save_dtype`.
+            Steps done.
 
         Raises:
-            UserError: when the folder holds another run, or a finished one, or a run and `resume` is False.
+            UserError: when the folder holds another run, or a finished one, or a run and `resume` is False; when the
+                disk is full, which leaves the latest state.
         """
-        start = self._prepare_folder(resume)
-        model = build_model(self.config, self.recipe.seed)
-        model.to(self.device).train()  # type: ignore[arg-type]  # transformers' annotation of `to` hides torch's
-        optimizer = build_optimizer(model, self.recipe)
+        schedule = schedule or Schedule()
+        accelerator, recipe = self.accelerator, self.recipe
+        start = 0
+        if accelerator.is_main_process:
+            about = {"recipe": asdict(recipe)}
+            start = self.folder.open(self.settings, about, resume, (LOG_FILE, SUMMARY_FILE))
+        accelerator.wait_for_everyone()
+        start = start if accelerator.is_main_process else self.folder.latest_step()
+
+        self.prepare()
         if start:
-            self._load_state(start, model, optimizer)
-        forward = torch.compile(model) if self.recipe.compile else model
-
-        bar = tqdm(range(start, self.recipe.steps), initial=start, total=self.recipe.steps, desc="train", unit="step")
-        since, seen = time.perf_counter(), 0
-        with (self.folder / LOG_FILE).open("a", encoding="utf-8") as log:
-            for step in bar:
-                batch = self.data.batch(step).to(self.device)
-                loss = self._step(forward, model, optimizer, step, batch)
-                seen += batch.numel()
+            self._load_state(start)
+        end = min(recipe.steps, schedule.stop_at or recipe.steps)
+        summarize_at = {step for step in (*summary_steps(recipe.steps), *schedule.keep) if step > start or not start}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(saving(self.folder.path, "The run"))
+            log = self._open_log(schedule, start, stack)
+            if not start:
+                self._summarize(0)
+            bar = stack.enter_context(
+                tqdm(initial=start, total=end, desc="train", unit="step", disable=not accelerator.is_main_process)
+            )
+            for step in range(start, end):
+                loss, norm, batch = self.step(step)
                 done = step + 1
-                if done % log_every == 0 or done == self.recipe.steps:
-                    now = time.perf_counter()
-                    record = {
-                        "step": done,
-                        "tokens": done * self.recipe.tokens_per_step,
-                        "loss": round(loss, 6),
-                        "learning_rate": optimizer.param_groups[0]["lr"],
-                        "tokens_per_second": round(seen / (now - since), 1),
-                        "null_weight": null_weights(model, batch[:NULL_PROBE_ROWS]),
-                    }
-                    log.write(json.dumps(record) + "\n")
-                    log.flush()
-                    bar.set_postfix(loss=f"{loss:.3f}", tok_s=f"{record['tokens_per_second']:.0f}")
-                    since, seen = time.perf_counter(), 0
-                if done % save_every == 0 and done < self.recipe.steps:
-                    self._save_state(done, model, optimizer)
-        self._finish(model)
-        return model
+                bar.update()
+                self._meter(done, batch)
+                if done % schedule.log_every == 0 or done == recipe.steps:
+                    record = self._record(done, loss, norm, batch)
+                    bar.set_postfix(loss=f"{record['loss']:.3f}", tok_s=f"{record['tokens_per_second']:.0f}")
+                    if log:
+                        log.write(record)
+                if done in summarize_at:
+                    self._summarize(done)
+                if done in schedule.keep:
+                    self._save_checkpoint(done, self.folder.kept(done))
+                if done < recipe.steps and (done % schedule.save_every == 0 or done == end):
+                    self._save_state(done)
+            if end == recipe.steps:
+                self._save_checkpoint(end, None)
+        return end
 
-    def _step(self, forward, model, optimizer, step: int, batch: torch.Tensor) -> float:
-        """One optimiser step on `batch` [batch_size, T]; returns its loss in nats (z-loss included)."""
-        recipe = self.recipe
-        for group in optimizer.param_groups:
+    def prepare(self) -> None:
+        """Builds the model, wraps it for this launch, and makes the sums that the run accumulates."""
+        accelerator = self.accelerator
+        shares_loading = accelerator.is_fsdp2 and accelerator.state.fsdp_plugin.cpu_ram_efficient_loading
+        if (
+            shares_loading and not accelerator.is_main_process
+        ):  # the weights come from the main process: no second copy in this computer's memory
+            with init_empty_weights(include_buffers=False):
+                model = TideForCausalLM(self.config)
+        else:
+            model = self.initial()
+        if self.recipe.freeze_backbone:
+            from tide.training.upcycle import freeze_backbone
+
+            freeze_backbone(model)
+        if self.recipe.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        module = TrainingModule(model).train()
+        self.module, self.optimizer = accelerator.prepare(module, build_optimizer(module, self.recipe))
+        self.plain: TrainingModule = accelerator.unwrap_model(self.module, keep_torch_compile=False)
+        self.gradients = GradientNorms(self.plain.model, self.device)
+        self.counts = torch.zeros(self.config.vocab_size, dtype=torch.int64, device=self.device)
+        self._since, self._seen = time.perf_counter(), 0
+
+    def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """One optimiser step.
+
+        Returns:
+            This process's loss (nats, z-loss included), the gradient's norm before clipping, this process's batch.
+        """
+        recipe, accelerator = self.recipe, self.accelerator
+        for group in self.optimizer.param_groups:
             group["lr"] = recipe.learning_rate(step)
-        optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.autocast == "bfloat16")
-        for micro in batch.split(recipe.micro_batch_size):
-            with autocast:
-                loss = forward(input_ids=micro, labels=micro, use_cache=False).loss
-            loss = loss * (len(micro) / len(batch))
-            loss.backward()
-            total += loss.item()
-        if recipe.grad_clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip)
-        optimizer.step()
-        return total
+        batch = self.data.batch(step, accelerator.process_index, accelerator.num_processes).to(self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        micros = batch.split(recipe.micro_batch_size)
+        lookup = self._lookup_buffer()
+        total = torch.zeros((), device=self.device)
+        for number, micro in enumerate(micros):
+            last = number == len(micros) - 1
+            offset = None if lookup is None else self._zero_offset(micro)
+            with contextlib.nullcontext() if last else accelerator.no_sync(self.module):
+                loss = self.module(micro, embedding_offset=offset) * (len(micro) / len(batch))
+                accelerator.backward(loss)
+            total += loss.detach()
+            if lookup is not None and offset is not None and offset.grad is not None:
+                lookup.index_add_(0, micro.flatten(), offset.grad.flatten(0, 1))
+        if lookup is not None:
+            lookup = accelerator.reduce(lookup, "mean")
+        self.gradients.add(self.plain.model, lookup)
+        norm = accelerator.clip_grad_norm_(self.module.parameters(), recipe.grad_clip or float("inf"))
+        self.optimizer.step()
+        return total, norm, batch
 
-    def _prepare_folder(self, resume: bool) -> int:
-        """Checks the folder against this run, cuts the log to the state, and returns the step to go on from."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--out {self.folder} cannot be made a folder: {error.strerror}.") from error
-        recipe_file = self.folder / RECIPE_FILE
-        if not recipe_file.exists():
-            write_text(recipe_file, json.dumps(self.settings, indent=2) + "\n")
-            return 0
-        try:
-            settings = json.loads(recipe_file.read_text(encoding="utf-8"))
-        except ValueError as error:  # not JSON, or not text
-            raise UserError(f"{recipe_file} is damaged; choose another --out.") from error
-        if settings != json.loads(json.dumps(self.settings)):
-            raise UserError(f"{self.folder} holds a run with other settings or data; choose another --out.")
-        if (self.folder / "model.safetensors").exists():
-            raise UserError(f"{self.folder} holds a finished run; choose another --out.")
-        if not resume:
-            raise UserError(f"{self.folder} holds an unfinished run; add --resume to go on, or choose another --out.")
-        start = max((int(p.name.removeprefix(STATE_PREFIX)) for p in self._states()), default=0)
-        log_file = self.folder / LOG_FILE
-        if log_file.exists():
-            kept = [line for line in log_file.read_text().splitlines() if is_up_to(line, start)]
-            write_text(log_file, "".join(line + "\n" for line in kept))
-        return start
+    def _lookup_buffer(self) -> torch.Tensor | None:
+        """[V, d] zeros for the embedding's gradient through the lookup, where it must be measured apart."""
+        if not self.gradients.splits_lookup:
+            return None
+        return torch.zeros(self.config.vocab_size, self.config.hidden_size, device=self.device)
 
-    def _states(self) -> list[Path]:
-        return [p for p in self.folder.glob(f"{STATE_PREFIX}*") if p.name.removeprefix(STATE_PREFIX).isdigit()]
+    def _zero_offset(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(*ids.shape, self.config.hidden_size, device=self.device, requires_grad=True)
 
-    def _save_state(self, step: int, model: TideForCausalLM, optimizer: torch.optim.AdamW) -> None:
-        target = self.folder / f"{STATE_PREFIX}{step:07d}"
-        temporary = target.with_suffix(".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        model.save_pretrained(temporary)
-        self.tokenizer.save_pretrained(temporary)
-        names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
-        moments = {f"{key}.{names[p]}": value for p, state in optimizer.state.items() for key, value in state.items()}
-        save_file(moments, temporary / "optimizer.safetensors")
-        os.replace(temporary, target)
-        for other in self._states():
-            if other != target:
-                shutil.rmtree(other)
+    def _meter(self, done: int, batch: torch.Tensor) -> None:
+        self.counts += torch.bincount(batch.flatten(), minlength=self.config.vocab_size)
+        self._seen += batch.numel() * self.accelerator.num_processes
 
-    def _load_state(self, step: int, model: TideForCausalLM, optimizer: torch.optim.AdamW) -> None:
-        folder = self.folder / f"{STATE_PREFIX}{step:07d}"
-        weights = load_file(folder / "model.safetensors")
-        model.load_state_dict(weights, strict=False)  # a tied unembedding is stored once
-        model.tie_weights()
-        moments = load_file(folder / "optimizer.safetensors")
-        for name, parameter in model.named_parameters():
-            keys = ("step", "exp_avg", "exp_avg_sq")
-            optimizer.state[parameter] = {key: moments[f"{key}.{name}"].to(self.device) for key in keys}
+    def _open_log(self, schedule: Schedule, start: int, stack: contextlib.ExitStack) -> TrainingLog | None:
+        if not self.accelerator.is_main_process:
+            return None
+        log = TrainingLog(self.folder.path, schedule.trackers, start)
+        stack.callback(log.close)
+        return log
 
-    def _finish(self, model: TideForCausalLM) -> None:
-        """Saves the checkpoint and what the model was trained on; removes the states."""
-        counts = torch.from_numpy(self.data.counts(self.recipe.steps, self.config.vocab_size))
-        metadata = {"corpus": f"the {self.recipe.steps * self.recipe.tokens_per_step:,} tokens of the training run"}
-        save_file({"counts": counts}, self.folder / COUNTS_FILE, metadata=metadata)
-        self.tokenizer.save_pretrained(self.folder)
-        temporary = self.folder / "checkpoint.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        for parameter in model.eval().parameters():  # not model.to(), which would round the rotary frequencies too
-            parameter.data = parameter.data.to(self.save_dtype)
-        model.save_pretrained(temporary)
-        for file in sorted(temporary.iterdir(), key=lambda f: f.name == "model.safetensors"):  # weights last
-            os.replace(file, self.folder / file.name)
-        temporary.rmdir()
-        for state in self.folder.glob(f"{STATE_PREFIX}*"):  # also what a kill left half written
-            shutil.rmtree(state)
+    def _record(self, done: int, loss: torch.Tensor, norm: torch.Tensor, batch: torch.Tensor) -> dict[str, Any]:
+        """A line of the log. With several processes all must ask for it."""
+        elapsed = time.perf_counter() - self._since
+        record = {
+            "step": done,
+            "tokens": done * self.recipe.tokens_per_step,
+            "loss": round(self.accelerator.reduce(loss, "mean").item(), 6),
+            "gradient_norm": round(float(full_scalar(norm)), 5),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "tokens_per_second": round(self._seen / elapsed, 1),
+            "null_weight": self._null_weights(batch[:NULL_PROBE_ROWS]),
+        }
+        self._since, self._seen = time.perf_counter(), 0
+        return record
+
+    def _null_weights(self, ids: torch.Tensor) -> list[float]:
+        """Mean weight of the null bank in every layer over a batch [B, T]: L numbers, 0..1; none for Base."""
+        if not self.config.num_memory_blocks:
+            return []
+        recorder = BinnedRouting(torch.zeros_like(ids), num_bins=1)
+        with evaluating(self.plain):
+            self.plain(ids, recorder=recorder)
+        null = torch.stack([sums[0, -1] for sums in recorder.sums]) / ids.numel()
+        return [round(weight, 4) for weight in self.accelerator.reduce(null, "mean").tolist()]
+
+    def _summarize(self, done: int) -> None:
+        began = time.perf_counter()
+        summary = self.summarizer.summarize(
+            self.plain, self.gradients, done, done * self.recipe.tokens_per_step, self.device
+        )
+        if self.accelerator.is_main_process:
+            with (self.folder.path / SUMMARY_FILE).open("a", encoding="utf-8") as out:
+                out.write(summary.to_json() + "\n")
+        self._since += time.perf_counter() - began  # the logged rate is that of training
+
+    def _progress(self) -> dict[str, torch.Tensor]:
+        """What the run has accumulated, whole in every process."""
+        return {"counts": self.accelerator.reduce(self.counts, "sum"), "gradient_norms": self.gradients.sums}
+
+    def _save_state(self, step: int) -> None:
+        """Saves model, optimiser and progress, each process its share."""
+        target = self.folder.state(step)
+        temporary = self.folder.temporary(target) if self.accelerator.is_main_process else None
+        self.accelerator.wait_for_everyone()
+        model, optimizer = get_state_dict(self.module, self.optimizer.optimizer)
+        state = {"model": model, "optimizer": optimizer, "progress": self._progress()}
+        with saving(self.folder.path, target.name), quiet_single_process():
+            dcp.save(state, checkpoint_id=temporary or target.with_name(target.name + ".tmp"), no_dist=self._alone)
+        self.accelerator.wait_for_everyone()
+        if temporary:
+            self.folder.replace(temporary, target)
+        self.accelerator.wait_for_everyone()
+
+    def _load_state(self, step: int) -> None:
+        model, optimizer = get_state_dict(self.module, self.optimizer.optimizer)
+        state: dict[str, Any] = {"model": model, "optimizer": optimizer, "progress": self._progress()}
+        with quiet_single_process():
+            dcp.load(state, checkpoint_id=self.folder.state(step), no_dist=self._alone)
+        set_state_dict(
+            self.module,
+            self.optimizer.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        self.gradients.sums.copy_(state["progress"]["gradient_norms"])
+        self.counts.zero_()
+        if self.accelerator.is_main_process:
+            self.counts.copy_(state["progress"]["counts"])
+
+    @property
+    def _alone(self) -> bool:
+        return self.accelerator.num_processes == 1
+
+    def _save_checkpoint(self, step: int, target: Path | None) -> None:
+        """Saves weights, tokenizer and what the model was trained on.
+
+        Args:
+            step: steps done.
+            target: folder to keep it in; None makes the run's own folder the checkpoint and removes the states.
+        """
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights: dict[str, Any] = get_model_state_dict(self.module, options=options)
+        counts = self._progress()["counts"].cpu()
+        if self.accelerator.is_main_process:
+            temporary = self.folder.temporary(target or self.folder.path / "checkpoint")
+            with saving(self.folder.path, "The checkpoint"):
+                self._write_checkpoint(temporary, step, weights, counts)
+                if target:
+                    self.folder.replace(temporary, target)
+                else:
+                    self.folder.finish(temporary)
+        self.accelerator.wait_for_everyone()
+
+    def _write_checkpoint(
+        self, folder: Path, step: int, weights: dict[str, torch.Tensor], counts: torch.Tensor
+    ) -> None:
+        own = {name.removeprefix("model."): w.to(self.save_dtype) for name, w in weights.items()}
+        with init_empty_weights(include_buffers=False):
+            shell = TideForCausalLM(self.config)
+        shell.load_state_dict(own, strict=False, assign=True)  # a tied unembedding may be stored once
+        shell.tie_weights()
+        shell.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        seen = step * self.recipe.tokens_per_step
+        save_file({"counts": counts}, folder / COUNTS_FILE, {"corpus": f"the {seen:,} tokens of the training run"})
+        about = {**self.settings, "recipe": asdict(self.recipe), "steps_done": step}
+        (folder / RECIPE_FILE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
-def null_weights(model: TideForCausalLM, input_ids: torch.Tensor) -> list[float]:
-    """Mean weight of the null bank in every layer over a batch [B, T]: L numbers, 0..1."""
-    trace = model.trace(input_ids, with_logits=False)
-    return [round(w, 4) for w in trace.routing[..., -1].mean(dim=(0, 1)).tolist()]
+def full_scalar(value: Any) -> torch.Tensor:
+    """A scalar that FSDP may have replicated as a DTensor."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def is_up_to(line: str, step: int) -> bool:
-    """Whether a line of the log is whole and not later than `step`: a killed run can leave half a line."""
-    try:
-        return json.loads(line)["step"] <= step
-    except (json.JSONDecodeError, KeyError):
-        return False
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a small file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+@contextlib.contextmanager
+def quiet_single_process() -> Iterator[None]:
+    """Without the warning of torch.distributed.checkpoint that a single process is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.distributed is disabled, unavailable or uninitialized.*")
+        yield
