@@ -28,7 +28,7 @@ test: check artifacts
 
 # Opt-in: downloads a real LLaMA checkpoint and trains on it for some minutes (docs/upcycling.md).
 test-real: install
-	TIDE_REAL=1 $(BIN)/python -m pytest tests/real --timeout 5400
+	TIDE_REAL=1 $(BIN)/python -m pytest tests/real -s
 
 check: install
 	$(BIN)/ruff check .

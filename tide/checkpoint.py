@@ -57,7 +57,7 @@ def load_checkpoint(
     if dtype is None:
         dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             tokenizer: Any = AutoTokenizer.from_pretrained(path)
             loaded: Any = TideForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
     except Exception as error:  # the tokenizers library raises bare `Exception` for a damaged file
@@ -149,7 +149,7 @@ def _device(name: str) -> "torch.device":
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No progress bar and no warnings while loading: what matters of them becomes a `UserError`."""
     from transformers.utils import logging
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +17,14 @@ from accelerate.utils import DistributedType
 from transformers import AutoTokenizer
 
 from tests.conftest import tiny_config
+from tide.training.__main__ import main
 from tide.training.data import WindowDataset, tokenize
 from tide.training.loop import Run, Schedule
 from tide.training.recipe import Recipe
 from tide.training.sources import DataSource
 
-STEPS = 12
-SAVE_EVERY = 5
+STEPS = 8
+SAVE_EVERY = 3
 SEQUENCE_LENGTH = 16
 
 
@@ -57,7 +59,7 @@ class Job:
 
     def run(self, data_folder: Path) -> Run:
         """Builds the run; two micro batches a step in each of two processes, four in one."""
-        tokenizer = AutoTokenizer.from_pretrained(data_folder / "tokenizer")
+        tokenizer: Any = AutoTokenizer.from_pretrained(data_folder / "tokenizer")
         recipe = Recipe(
             steps=STEPS,
             batch_size=self.batch_size,
@@ -74,7 +76,7 @@ class Job:
         )
         tokens = tokenize(DataSource.parse(str(data_folder)), tokenizer, show_progress=False)
         data = WindowDataset(tokens, recipe.sequence_length, recipe.batch_size, recipe.seed)
-        probe = tokens.read(0, 12 * SEQUENCE_LENGTH).reshape(12, -1).astype(np.int64)
+        probe = tokens.read(0, 4 * SEQUENCE_LENGTH).reshape(4, -1).astype(np.int64)
         engine = make_engine(self.engine)
         return Run(Path(self.out), config, recipe, data, tokenizer, probe, engine, save_dtype=torch.float32)
 
@@ -98,14 +100,15 @@ def make_engine(name: str) -> Accelerator:
 
 def at_batch(run: Run, step: int, act: Callable[[], None]) -> None:
     """Makes a run act when it asks for the batch of a step, at which it may die."""
-    batch = run.data.batch
+    data: Any = run.data
+    batch = data.batch
 
     def acting(number: int, *shard: int) -> torch.Tensor:
         if number == step:
             act()
         return batch(number, *shard)
 
-    run.data.batch = acting  # type: ignore[method-assign]
+    data.batch = acting
 
 
 def kill_this_process() -> None:
@@ -113,14 +116,16 @@ def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def launched(data_folder: Path, jobs: list[Job]) -> list[str]:
-    """The program and the arguments that train these jobs one after another."""
-    return ["tests.training.launch", str(data_folder), json.dumps([asdict(job) for job in jobs])]
+def launched(data_folder: Path, jobs: list[Job], command: list[str] | None = None) -> list[str]:
+    """The program and the arguments that train these jobs, then run `tide-train` with the command's arguments."""
+    return ["tests.training.launch", str(data_folder), json.dumps([asdict(job) for job in jobs]), *(command or [])]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for job in json.loads(sys.argv[2]):
         Job(**job).train(Path(sys.argv[1]))
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    if command := sys.argv[3:]:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        sys.exit(main(command))
+    torch.distributed.destroy_process_group()

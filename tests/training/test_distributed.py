@@ -29,12 +29,18 @@ STOP = SAVE_EVERY + 2  # between two regular states
 RATE = "tokens_per_second"  # the one number of the log that is not the run's but the machine's
 
 
-def torchrun(*arguments) -> subprocess.CompletedProcess:
+def torchrun(*arguments: str) -> subprocess.CompletedProcess:
     """Runs a module in two processes, as `torchrun --nproc-per-node 2 -m` does."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = launcher + [str(a) for a in arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    with subprocess.Popen([*launcher, *arguments], cwd=ROOT, env=environment, **pipes) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=140)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun then ends its processes; killed, it would leave them
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def in_one_process(data_folder, job) -> Path:
@@ -49,27 +55,22 @@ def log_of(folder):
     return [{key: value for key, value in record.items() if key != RATE} for record in records]
 
 
-def steps_and_losses(folder):
-    return [record["step"] for record in log_of(folder)], [record["loss"] for record in log_of(folder)]
-
-
 def assert_same_run(folder, other, loss=1e-5, weight=1e-4):
     """That two finished runs agree in losses, gradients, routing, tokens, summaries and weights up to rounding."""
     logs = list(zip(log_of(folder), log_of(other), strict=True))
     for record, expected in logs:
         assert record.keys() == expected.keys()
-        assert [record[key] for key in ("step", "tokens", "learning_rate")] == [
-            expected[key] for key in ("step", "tokens", "learning_rate")
-        ]
+        for key in ("step", "tokens", "learning_rate"):
+            assert record[key] == expected[key]
         assert record["loss"] == pytest.approx(expected["loss"], abs=loss)
-        assert record["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=1e-3)
+        assert record["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=1e-4)
         assert record["null_weight"] == pytest.approx(expected["null_weight"], abs=2e-4)
     assert logs[-1][0]["loss"] < logs[0][0]["loss"] - 0.5  # it learns: equal is not equally idle
 
     for summary, expected in zip(read_summaries(folder), read_summaries(other), strict=True):
         for field in fields(Summary):
             actual, wanted = (np.asarray(getattr(s, field.name)) for s in (summary, expected))
-            np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-6, err_msg=f"{field.name}, {summary.step}")
+            np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-9, err_msg=f"{field.name}, {summary.step}")
 
     counts, expected_counts = (load_file(f / "token_counts.safetensors")["counts"] for f in (folder, other))
     assert np.array_equal(counts, expected_counts)
@@ -120,8 +121,24 @@ def first(data_folder, alone, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def second(data_folder, first, tmp_path_factory):
-    """A folder of runs of two more processes: the unfinished ones resumed, and FSDP with one loading process."""
+def command(data_folder, tokenizer, tmp_path_factory):
+    """Arguments of `tide-train` but --out: a tiny LLaMA gets banks; four micro batches a step in one process."""
+    folder = tmp_path_factory.mktemp("llama")
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = LlamaConfig(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0, pad_token_id=1, **shape)
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "heldout.txt").write_text("\n\n".join(toy_documents(1)) + "\n")
+    texts = ["--data", data_folder, "--heldout", folder / "heldout.txt"]
+    sizes = ["--steps", STEPS, "--batch-size", 4, "--micro-batch-size", 1, "--sequence-length", SEQUENCE_LENGTH]
+    rates = ["--lr", 1e-2, "--warmup-steps", 2, "--autocast", "float32", "--log-every", 1, "--device", "cpu"]
+    return [str(a) for a in ["--from", folder, "--blocks", 2, *texts, *sizes, *rates]]
+
+
+@pytest.fixture(scope="module")
+def second(data_folder, first, command, tmp_path_factory):
+    """A folder of runs of two more processes: resumed ones, FSDP that one process loads, the command."""
     out = tmp_path_factory.mktemp("second")
     for name in ("ddp-killed", "fsdp-stopped"):
         shutil.copytree(first / name, out / name)
@@ -131,8 +148,9 @@ def second(data_folder, first, tmp_path_factory):
         Job(str(out / "fsdp-empty"), engine="fsdp-empty"),
         Job(str(out / "fsdp-empty-untied"), engine="fsdp-empty", tied=False),
     ]
-    done = torchrun(*launched(data_folder, jobs))
+    done = torchrun(*launched(data_folder, jobs, [*command, "--out", str(out / "command")]))
     assert done.returncode == 0, done.stderr[-4000:]
+    (out / "stdout").write_text(done.stdout)
     return out
 
 
@@ -153,8 +171,9 @@ def test_fsdp_trains_the_weights_that_the_main_process_alone_has_made(alone, sec
 def test_a_kill_of_one_process_leaves_the_latest_state_and_the_log(first):
     folder = first / "ddp-killed"
     assert [state.name for state in folder.glob("state-*")] == [f"state-{SAVE_EVERY:07d}"]
-    steps, _ = steps_and_losses(folder)
-    assert steps[: STOP - 1] == list(range(1, STOP))  # of the last step the other process may die before its line
+    assert [record["step"] for record in log_of(folder)][: STOP - 1] == list(
+        range(1, STOP)
+    )  # of the last step the other process may die before its line
 
 
 @pytest.mark.parametrize(("name", "whole"), [("ddp-killed", "ddp"), ("fsdp-stopped", "fsdp")])
@@ -169,25 +188,12 @@ def test_one_process_goes_on_with_the_run_of_two(data_folder, tmp_path, alone, f
     assert_same_run(in_one_process(data_folder, Job(str(tmp_path / name), resume=True)), alone[True])
 
 
-def test_the_command_in_two_processes_accumulates_to_the_same_run(data_folder, tokenizer, tmp_path, capfd):
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    config = LlamaConfig(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0, pad_token_id=1, **shape)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    tokenizer.save_pretrained(tmp_path / "llama")
-    (tmp_path / "heldout.txt").write_text("\n\n".join(toy_documents(2, seed=9)) + "\n")
-    sizes = ["--steps", 8, "--batch-size", 4, "--micro-batch-size", 1, "--sequence-length", SEQUENCE_LENGTH]
-    rates = ["--lr", 1e-2, "--warmup-steps", 2, "--autocast", "float32", "--log-every", 1, "--device", "cpu"]
-    texts = ["--data", data_folder, "--heldout", tmp_path / "heldout.txt"]
-    arguments = ["--from", tmp_path / "llama", "--blocks", 2, *texts, *sizes, *rates]
-
-    assert main([str(a) for a in [*arguments, "--out", tmp_path / "one"]]) == 0
+def test_the_command_trains_in_two_processes_as_in_one(second, command, tmp_path, capfd):
+    assert main([*command, "--out", str(tmp_path)]) == 0
     assert "on 1 x cpu" in capfd.readouterr().out
-    done = torchrun("tide.training", *arguments, "--out", tmp_path / "two")
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("on 2 x cpu") == 1  # the main process speaks
-    assert done.stdout.count("saved in") == 1
-    assert_same_run(tmp_path / "two", tmp_path / "one", weight=2e-3)  # saved in bfloat16
+    told = (second / "stdout").read_text()
+    assert told.count("on 2 x cpu") == told.count("saved in") == 1  # the main process alone speaks
+    assert_same_run(second / "command", tmp_path, weight=2e-3)  # saved in bfloat16
 
 
 def test_a_batch_that_does_not_divide_among_the_processes_is_refused(data_folder, tmp_path):

@@ -57,7 +57,7 @@ def tensorboard_of(folder):
     """Rows as TensorBoard shows them."""
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
-    rows = {}
+    rows: dict[int, dict] = {}
     for name in board.Tags()["scalars"]:
         for event in board.Scalars(name):
             row = rows.setdefault(event.step, {"step": event.step})

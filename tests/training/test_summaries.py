@@ -1,5 +1,6 @@
 """What a run measures of itself: every number of a summary against brute force, and when a run writes one."""
 
+import itertools
 import json
 from dataclasses import fields
 
@@ -42,14 +43,14 @@ def test_summaries_are_at_step_0_and_at_steps_that_grow_by_about_one_factor(step
     assert chosen[-1] == steps
     assert len(chosen) <= 13
     factor = steps ** (1 / 11)
-    for earlier, later in zip(chosen[1:], chosen[2:], strict=False):
+    for earlier, later in itertools.pairwise(chosen[1:]):
         assert later <= (earlier + 0.5) * factor + 0.5 or later == earlier + 1
 
 
 def some_summary(num_layers, num_banks, draw):
     """A summary with the right shapes; `draw` makes an array of numbers of a shape."""
     shapes = {"routing": (num_layers, NUM_BINS, num_banks + 1 if num_banks else 0)}
-    shapes |= {name: (num_banks, NUM_BINS) for name in ("bank_norm", "bank_norm_sd", "bank_gradient")}
+    shapes |= dict.fromkeys(("bank_norm", "bank_norm_sd", "bank_gradient"), (num_banks, NUM_BINS))
     counts = {name: np.arange(NUM_BINS) * 123_457 for name in ("types", "positions", "targets")}
     others = [f.name for f in fields(Summary) if f.name not in {"step", "tokens", *counts}]
     return Summary(
@@ -241,7 +242,7 @@ def test_a_run_writes_its_summaries_at_their_steps(whole):
     assert not np.nan_to_num(first.total_gradient).any()
     assert not np.nan_to_num(first.embedding_parameter_gradient).any()
     np.testing.assert_allclose(np.nan_to_num(first.routing).sum(axis=-1)[:, first.positions > 0], 1, rtol=1e-3)
-    for earlier, later in zip(summaries, summaries[1:], strict=False):
+    for earlier, later in itertools.pairwise(summaries):
         assert (np.nan_to_num(later.total_gradient) >= np.nan_to_num(earlier.total_gradient)).all()
     average = [np.nansum(s.loss * s.targets) / s.targets.sum() for s in (first, last)]
     assert average[1] < average[0] - 1

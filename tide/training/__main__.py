@@ -67,6 +67,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--keep", type=whole_number(1), nargs="+", default=[], metavar="STEP", help="keep the checkpoint of this step"
     )
     run.add_argument("--stop-at", type=whole_number(1), metavar="STEP", help="save and stop after this step")
+    run.add_argument(
+        "--summaries", type=whole_number(0), default=12, metavar="N", help="training summaries to keep (12); 0: none"
+    )
     run.add_argument("--log-with", choices=TRACKERS, nargs="+", default=[], help="other logs beside train_log.jsonl")
 
     recipe = parser.add_argument_group("recipe", "Table 7: the paper's value; ours: the paper states none.")
@@ -186,16 +189,37 @@ def make_config(args: argparse.Namespace, z_loss: float) -> TideConfig:
     return source_config(args.source, args.blocks, z_loss_coefficient=z_loss)
 
 
+def tokenize_everywhere(
+    args: argparse.Namespace, source: Any, tokenizer: PreTrainedTokenizerFast, recipe: Any, accelerator: Any
+) -> Any:
+    """Tokenises on one process of every computer and opens the shards on all. Of a hub dataset, what the run needs.
+
+    Raises:
+        UserError: as `tokenize`, and when two computers have different text.
+    """
+    from accelerate.utils import gather_object
+
+    from tide.training.data import tokenize
+    from tide.training.sources import HubDataset
+
+    needed = recipe.steps * recipe.tokens_per_step if isinstance(source, HubDataset) else None
+    with accelerator.local_main_process_first():
+        tokens = tokenize(source, tokenizer, args.token_cache, args.max_tokens or needed)
+    if len(set(gather_object([tokens.sha256]))) > 1:
+        raise UserError(f"--data {args.data} is not the same text on every computer; give all of them one copy.")
+    return tokens
+
+
 def main(argv: list[str] | None = None) -> int:
     """Trains; returns the exit code."""
     args = build_parser().parse_args(argv)
     if args.preset and args.source:
         raise UserError("--preset and --from exclude each other: the checkpoint says the size.")
-    from tide.training.data import WindowDataset, tokenize
+    from tide.training.data import WindowDataset
     from tide.training.log import check_trackers
     from tide.training.loop import Run, Schedule, make_accelerator
     from tide.training.recipe import Recipe
-    from tide.training.sources import DataSource, HubDataset
+    from tide.training.sources import DataSource
     from tide.training.upcycle import source_name, upcycle
 
     settings = {setting.name: getattr(args, setting.name) for setting in fields(Recipe)}
@@ -213,9 +237,7 @@ def main(argv: list[str] | None = None) -> int:
             "give the tokenizer that belongs to it, or train a smaller one."
         )
     accelerator = make_accelerator(recipe, device)
-    needed = recipe.steps * recipe.tokens_per_step if isinstance(source, HubDataset) else None
-    with accelerator.main_process_first():
-        tokens = tokenize(source, tokenizer, args.token_cache, args.max_tokens or needed)
+    tokens = tokenize_everywhere(args, source, tokenizer, recipe, accelerator)
     data = WindowDataset(tokens, recipe.sequence_length, recipe.batch_size, recipe.seed)
     probe = probe_windows(heldout_files(args), tokenizer, data, recipe.sequence_length)
     if accelerator.is_main_process:
@@ -239,7 +261,7 @@ def main(argv: list[str] | None = None) -> int:
         else None,
         origin=source_name(args.source) if args.source else None,
     )
-    schedule = Schedule(args.save_every, args.log_every, tuple(args.keep), args.stop_at, trackers)
+    schedule = Schedule(args.save_every, args.log_every, tuple(args.keep), args.stop_at, args.summaries, trackers)
     try:
         done = run.train(args.resume, schedule)
     except KeyboardInterrupt:

@@ -68,7 +68,7 @@ class RunFolder:
             raise UserError(f"{self.path} holds an unfinished run; add --resume to go on, or choose another --out.")
         start = self.latest_step()
         for name in logs:
-            cut_log(self.path / name, start)
+            cut_log(self.path / name, start or -1)  # without a state, step 0 is done again too
         return start
 
     @staticmethod

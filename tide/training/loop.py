@@ -36,6 +36,7 @@ from tide.training.log import TrainingLog
 from tide.training.module import TrainingModule, build_model, build_optimizer, evaluating
 from tide.training.recipe import Recipe
 from tide.training.summaries import (
+    NUM_SUMMARIES,
     SUMMARY_FILE,
     BinnedRouting,
     GradientNorms,
@@ -56,6 +57,7 @@ class Schedule:
         log_every: steps between two lines of the log.
         keep: steps after which the checkpoint of that moment is kept in a `step-STEP` folder.
         stop_at: step after which to save the state and stop, before the schedule's end; None goes on to the end.
+        summaries: about how many training summaries to keep, beside that of step 0; 0 keeps none.
         trackers: other logs beside the JSONL one: "csv", "tensorboard".
     """
 
@@ -63,6 +65,7 @@ class Schedule:
     log_every: int = 10
     keep: tuple[int, ...] = ()
     stop_at: int | None = None
+    summaries: int = NUM_SUMMARIES
     trackers: tuple[str, ...] = ()
 
 
@@ -177,11 +180,14 @@ class Run:
         if start:
             self._load_state(start)
         end = min(recipe.steps, schedule.stop_at or recipe.steps)
-        summarize_at = {step for step in (*summary_steps(recipe.steps), *schedule.keep) if step > start or not start}
+        summarize_at = {
+            *summary_steps(recipe.steps, schedule.summaries),
+            *(schedule.keep if schedule.summaries else ()),
+        }
         with contextlib.ExitStack() as stack:
             stack.enter_context(saving(self.folder.path, "The run"))
             log = self._open_log(schedule, start, stack)
-            if not start:
+            if not start and 0 in summarize_at:
                 self._summarize(0)
             bar = stack.enter_context(
                 tqdm(initial=start, total=end, desc="train", unit="step", disable=not accelerator.is_main_process)

@@ -26,7 +26,9 @@ SIGNIFICANT_DIGITS = 5
 
 
 def summary_steps(steps: int, count: int = NUM_SUMMARIES) -> list[int]:
-    """Step 0 and about `count` logarithmically spaced steps from 1 to `steps`, ascending."""
+    """Step 0 and about `count` logarithmically spaced steps from 1 to `steps`, ascending; none when `count` is 0."""
+    if not count:
+        return []
     return sorted({0, *np.geomspace(1, steps, count).round().astype(int).tolist()})
 
 
@@ -86,7 +88,9 @@ class Summary:
         Raises:
             ValueError: when the line is no summary.
         """
-        stored: dict[str, Any] = json.loads(line)
+        stored: Any = json.loads(line)
+        if not isinstance(stored, dict):
+            raise ValueError("a line is no summary")
         missing = {f.name for f in fields(cls)} - stored.keys()
         if missing:
             raise ValueError(f"no {min(missing)}")

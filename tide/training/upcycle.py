@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
-from tide.checkpoint import _quiet_transformers, fingerprint, first_line
+from tide.checkpoint import fingerprint, first_line, quiet_transformers
 from tide.cli import UserError
 from tide.config import TideConfig
 from tide.memory import MemoryBanks, Router
@@ -47,7 +47,7 @@ def upcycle(source: str | Path, num_memory_blocks: int, seed: int = 0, **config_
     is_new = settings.get("num_memory_blocks", 0) != num_memory_blocks
     config = make_config(source, settings, num_memory_blocks, config_overrides)
     try:
-        with torch.random.fork_rng(devices=[]), _quiet_transformers():
+        with torch.random.fork_rng(devices=[]), quiet_transformers():
             torch.manual_seed(seed)
             loaded: Any = TideForCausalLM.from_pretrained(
                 source, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
@@ -102,7 +102,7 @@ def read_settings(source: str | Path) -> dict[str, Any]:
         what = "holds no config.json" if file.parent.is_dir() else "does not exist"
         raise UserError(f"The checkpoint folder {source} {what}; give a LLaMA or TIDE checkpoint.")
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             settings, _ = PreTrainedConfig.get_config_dict(source)
         model_type = settings.get("model_type")
     except Exception as error:  # a damaged file, the hub's refusal, no network
@@ -127,7 +127,7 @@ def make_config(
             "checkpoint without memory."
         )
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             return TideConfig(**{**settings, "num_memory_blocks": num_memory_blocks, **overrides})
     except Exception as error:  # of the configuration's validation, which has types of its own
         raise UserError(f"The config.json of {source} is not valid ({first_line(error)}); copy it anew.") from error
@@ -197,7 +197,7 @@ def source_tokenizer(source: str | Path) -> PreTrainedTokenizerFast:
         UserError: when there is none that transformers can read.
     """
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             tokenizer: Any = AutoTokenizer.from_pretrained(source)
     except Exception as error:  # the tokenizers library raises bare `Exception` for a damaged file
         raise UserError(
