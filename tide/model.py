@@ -15,11 +15,14 @@ What one forward does differently is a value, `Intervention`, and what it did is
 travel as keyword arguments. No hooks, no state on modules: two sessions can share one model.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers import initialization as init
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
@@ -29,6 +32,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from tide.config import TideConfig
+from tide.effect import Effect
 from tide.intervention import Intervention
 from tide.memory import MemoryBanks, Router
 from tide.trace import Recorder, Trace
@@ -46,8 +50,9 @@ class TideDecoderLayer(LlamaDecoderLayer):
         self,
         hidden_states: torch.Tensor,
         memory: torch.Tensor | None = None,
-        intervention: Intervention | None = None,
+        effect: Effect | None = None,
         recorder: Recorder | None = None,
+        first_layer: int = 0,
         **kwargs,
     ) -> torch.Tensor:
         """h' = h~ + FFN(n~) + m.
@@ -55,26 +60,31 @@ class TideDecoderLayer(LlamaDecoderLayer):
         Args:
             hidden_states: [B, T, d], the residual stream.
             memory: [B, T, K, d], M of equation 3.4; None for the Base model.
-            intervention: what this forward does differently.
+            effect: what this forward does differently.
             recorder: where to write what this layer did.
+            first_layer: layers below it let the stream pass: the forward starts there.
             **kwargs: what LLaMA's attention takes: masks, rotary embedding, cache.
 
         Returns:
             [B, T, d].
         """
+        if self.layer_idx < first_layer:
+            return hidden_states
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
         hidden_states = hidden_states + attended  # h~ (B, T, d)
         normed = self.post_attention_layernorm(hidden_states)  # n~ (B, T, d)
-        hidden_states = hidden_states + self.mlp(normed)
+        fed_forward = self.mlp(normed)
+        hidden_states = hidden_states + fed_forward
 
-        routing = None
+        routing, replaced = None, None
         if self.router is not None and memory is not None:
             routing = self.router(normed)  # alpha (B, T, K+1), null last
-            if intervention:
-                routing = intervention.apply(self.layer_idx, routing)
-            hidden_states = hidden_states + mix(routing, memory)
+            if effect is not None:
+                routing, replaced = effect.route(self.layer_idx, routing, memory)
+            injected = mix(routing, memory)  # m (B, T, d)
+            hidden_states = hidden_states + (injected if replaced is None else injected + replaced)
         if recorder is not None:
-            recorder.add_layer(hidden_states, routing)
+            recorder.add_layer(hidden_states, routing, attended, fed_forward, replaced)
         return hidden_states
 
 
@@ -142,8 +152,10 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         self,
         input_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        intervention: Intervention | None = None,
+        intervention: Intervention | Sequence[Intervention] | None = None,
+        mean_injection: torch.Tensor | None = None,
         recorder: Recorder | None = None,
+        first_layer: int = 0,
         **kwargs,
     ) -> BaseModelOutputWithPast:
         """LLaMA's forward on a residual stream that the memory feeds in every layer.
@@ -152,25 +164,47 @@ class TideModel(TidePreTrainedModel, LlamaModel):
             input_ids: [B, T]. Needed whenever K > 0: the memory is addressed by token id.
             inputs_embeds: [B, T, d], where the residual stream starts instead of at the embedding of `input_ids`;
                 the memory is still addressed by them.
-            intervention: what this forward does differently.
+            intervention: what this forward does differently; or one for each row of the batch.
+            mean_injection: [L, K, d], what a replacement by the mean injects.
             recorder: where to write what every layer did.
+            first_layer: start there, `inputs_embeds` being the stream that enters this layer.
             **kwargs: as `LlamaModel.forward`.
 
         Raises:
-            ValueError: when K > 0 and only `inputs_embeds` is given, or when the intervention names a layer or
-                bank that the model does not have.
+            ValueError: when K > 0 and only `inputs_embeds` is given; when the intervention names what the model does
+                not have, or needs a `mean_injection` that is not given.
         """
+        if self.memory is not None and input_ids is None:
+            raise ValueError("A TIDE model looks its memory up by token id: pass input_ids, not inputs_embeds.")
+        effect = None
         if intervention:
-            intervention.validate(self.config)
+            tokens = input_ids if input_ids is not None else inputs_embeds
+            assert tokens is not None
+            positions = position_ids_of(tokens, kwargs)
+            effect = Effect.of(intervention, self.config, positions, len(tokens), mean_injection)
         memory = None
-        if self.memory is not None:
-            if input_ids is None:
-                raise ValueError("A TIDE model looks its memory up by token id: pass input_ids, not inputs_embeds.")
-            memory = self.memory(input_ids)  # M (B, T, K, d)
+        if self.memory is not None and input_ids is not None:
+            memory = self.memory(input_ids if effect is None else effect.lookup_ids(input_ids))  # M (B, T, K, d)
         if recorder is not None:
             recorder.start(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds, memory)
         start = {"input_ids": input_ids} if inputs_embeds is None else {"inputs_embeds": inputs_embeds}
-        return super().forward(**start, memory=memory, intervention=intervention, recorder=recorder, **kwargs)
+        return super().forward(
+            **start, memory=memory, effect=effect, recorder=recorder, first_layer=first_layer, **kwargs
+        )
+
+
+def position_ids_of(tokens: torch.Tensor, kwargs: dict) -> torch.Tensor:
+    """Where a forward's tokens stand in their text, as transformers numbers them: [1 or B, T].
+
+    Args:
+        tokens: [B, T, ...].
+        kwargs: of the forward: position ids where they were given, else a cache that says how much text came before.
+    """
+    if kwargs.get("position_ids") is not None:
+        return kwargs["position_ids"]
+    caches = [value for value in kwargs.values() if isinstance(value, Cache)]  # its name changed between releases
+    before = caches[0].get_seq_length() if caches else 0
+    return torch.arange(before, before + tokens.shape[1], device=tokens.device).unsqueeze(0)
 
 
 class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
@@ -188,7 +222,8 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
         position_ids: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        intervention: Intervention | None = None,
+        intervention: Intervention | Sequence[Intervention] | None = None,
+        mean_injection: torch.Tensor | None = None,
         recorder: Recorder | None = None,
         **kwargs,
     ) -> CausalLMOutputWithPast:
@@ -203,7 +238,8 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
             position_ids: [B, T].
             labels: [B, T] token ids, -100 where no loss is wanted.
             logits_to_keep: how many of the last positions to unembed; 0 is all.
-            intervention: what this forward does differently.
+            intervention: what this forward does differently; or one for each row of the batch.
+            mean_injection: [L, K, d], what a replacement by the mean injects.
             recorder: where to write what every layer did; `trace` is the easier way.
             **kwargs: as `LlamaForCausalLM.forward`: cache, inputs_embeds, num_items_in_batch, ...
 
@@ -217,6 +253,7 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
             labels=labels,
             logits_to_keep=logits_to_keep,
             intervention=intervention,
+            mean_injection=mean_injection,
             recorder=recorder,
             **kwargs,
         )
@@ -230,25 +267,27 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
     def trace(
         self,
         input_ids: torch.Tensor,
-        intervention: Intervention | None = None,
+        intervention: Intervention | Sequence[Intervention] | None = None,
         attention_mask: torch.Tensor | None = None,
         with_logits: bool = True,
+        mean_injection: torch.Tensor | None = None,
     ) -> Trace:
         """Runs one forward and returns all that it did.
 
         Args:
             input_ids: [B, T] token ids.
-            intervention: what this forward does differently.
+            intervention: what this forward does differently; or one for each row of the batch.
             attention_mask: [B, T], 0 where a row is padded; padded positions of a trace mean nothing.
             with_logits: False leaves `Trace.logits` empty and saves the unembedding, the dearest part of a
                 forward with a large vocabulary.
+            mean_injection: [L, K, d], what a replacement by the mean injects.
 
         Returns:
             `tide.trace.Trace`, tensors on the model's device.
         """
         recorder = Recorder()
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
-        output = self.model(**inputs, intervention=intervention, recorder=recorder)
+        output = self.model(**inputs, intervention=intervention, mean_injection=mean_injection, recorder=recorder)
         logits = self.lm_head(output.last_hidden_state) if with_logits else None
         return recorder.finish(self, input_ids, logits)
 

@@ -88,8 +88,23 @@ class Recorder:
         self._hidden.append(embedding)
         self._memory = embedding.new_zeros((*embedding.shape[:2], 0, embedding.shape[-1])) if memory is None else memory
 
-    def add_layer(self, hidden: torch.Tensor, routing: torch.Tensor | None) -> None:
-        """Notes a layer's output [B, T, d] and its routing weights [B, T, K+1] (None: no router)."""
+    def add_layer(
+        self,
+        hidden: torch.Tensor,
+        routing: torch.Tensor | None,
+        attended: torch.Tensor,
+        fed_forward: torch.Tensor,
+        replaced: torch.Tensor | None,
+    ) -> None:
+        """Notes what a layer did.
+
+        Args:
+            hidden: [B, T, d], its output.
+            routing: [B, T, K+1], the weights that took effect; None where there is no router.
+            attended: [B, T, d], what attention added to the stream.
+            fed_forward: [B, T, d], what the feed-forward part added.
+            replaced: [B, T, d], what was injected in the place of banks that are off; None where nothing was.
+        """
         self._hidden.append(hidden)
         self._routing.append(hidden.new_ones((*hidden.shape[:2], 1)).float() if routing is None else routing)
 

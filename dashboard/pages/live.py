@@ -61,7 +61,7 @@ def _start_from_url(engine: Engine) -> None:
     config = engine.model.config
     layers = range(config.num_hidden_layers)
     st.session_state["live_off"] = frozenset(
-        (layer, bank) for layer in layers for bank in intervention.banks_off(layer, config.num_memory_blocks)
+        (layer, bank) for layer in layers for bank in intervention.off_in(layer, config.num_memory_blocks)
     )
 
 

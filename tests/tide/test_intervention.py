@@ -15,7 +15,11 @@ from tide import Intervention
 LAYERS, BANKS = 3, 3  # of the tiny model
 
 PAIRS = st.frozensets(st.tuples(st.integers(0, LAYERS - 1), st.integers(0, BANKS - 1)))
-INTERVENTIONS = st.builds(Intervention, PAIRS, st.frozensets(st.integers(0, LAYERS - 1), max_size=2))
+INTERVENTIONS = st.builds(
+    lambda pairs, layers: Intervention.off(pairs) | Intervention.layers_off(layers),
+    PAIRS,
+    st.frozensets(st.integers(0, LAYERS - 1), max_size=2),
+)
 
 
 def logits_of(model, ids, intervention=None):
@@ -44,8 +48,8 @@ def test_combining_switches_off_what_either_does(a, b):
     assert both == b | a
     assert a | Intervention() == a
     for layer in range(LAYERS):
-        expected = set(a.banks_off(layer, BANKS)) | set(b.banks_off(layer, BANKS))
-        assert set(both.banks_off(layer, BANKS)) == expected
+        expected = set(a.off_in(layer, BANKS)) | set(b.off_in(layer, BANKS))
+        assert set(both.off_in(layer, BANKS)) == expected
 
 
 @given(intervention=INTERVENTIONS, seed=st.integers(0, 2**16))
@@ -54,7 +58,7 @@ def test_a_bank_that_is_off_hands_its_weight_to_null_and_the_rest_stay(intervent
     routing = torch.randn(2, 5, BANKS + 1, generator=torch.Generator().manual_seed(seed)).softmax(-1)
     before = routing.clone()
     for layer in range(LAYERS):
-        off = intervention.banks_off(layer, BANKS)
+        off = intervention.off_in(layer, BANKS)
         on = [k for k in range(BANKS) if k not in off]
         effective = intervention.apply(layer, routing)
         assert torch.equal(routing, before)  # the router's own weights are not written to
@@ -70,7 +74,7 @@ def test_a_forward_injects_what_the_banks_that_are_on_hold(intervention, seed):
     model, ids = tiny_model(seed), torch.tensor([[7, 8, 9, 8]])
     trace = model.trace(ids, intervention=intervention)
     for layer in range(LAYERS):
-        on = [k for k in range(BANKS) if k not in intervention.banks_off(layer, BANKS)]
+        on = [k for k in range(BANKS) if k not in intervention.off_in(layer, BANKS)]
         injection = sum(
             (trace.routing[:, :, layer, k, None] * trace.memory[:, :, k] for k in on), torch.zeros(1, 4, 32)
         )

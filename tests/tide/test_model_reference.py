@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.conftest import tiny_model
 
 # transformers computes the statistics of RMSNorm and the rotary angles in float32, whatever the model's dtype.
-TOLERANCE = 1e-6
+TOLERANCE = 5e-6  # transformers computes the rotary angles in float32, also in a float64 model
 
 
 def rms_norm(x, gain, eps):

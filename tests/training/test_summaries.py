@@ -268,6 +268,13 @@ def test_kept_steps_are_summarised_too_and_none_twice(data_folder, tmp_path):
     assert [s.step for s in read_summaries(tmp_path)] == sorted({*summary_steps(STEPS), 16})
 
 
+def test_a_run_that_is_to_keep_none_writes_none(data_folder, tmp_path):
+    assert summary_steps(STEPS, 0) == []
+    tiny_run(data_folder, tmp_path, steps=3).train(schedule=every_step(summaries=0, keep=(2,)))
+    assert (tmp_path / "config.json").exists()
+    assert not (tmp_path / SUMMARY_FILE).exists()
+
+
 @pytest.mark.parametrize("died_at", [3, SAVE_EVERY, SAVE_EVERY + 4])  # without a state, at one, beyond one
 def test_a_resumed_run_writes_every_summary_once_and_as_if_uninterrupted(data_folder, tmp_path, whole, died_at):
     run = tiny_run(data_folder, tmp_path, steps=STEPS)

@@ -221,6 +221,9 @@ class Run:
         ):  # the weights come from the main process: no second copy in this computer's memory
             with init_empty_weights(include_buffers=False):
                 model = TideForCausalLM(self.config)
+            # Accelerate matches parameters by their address, so they need one; pages that nobody writes take no memory
+            model._apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
+            model.tie_weights()
         else:
             model = self.initial()
         if self.recipe.freeze_backbone:

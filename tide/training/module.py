@@ -18,7 +18,7 @@ class LayerRecorder(Protocol):
     def start(self, embedding: torch.Tensor, memory: torch.Tensor | None) -> None:
         """Called with the stream before layer 0 and the memory."""
 
-    def add_layer(self, hidden: torch.Tensor, routing: torch.Tensor | None) -> None:
+    def add_layer(self, hidden: torch.Tensor, routing: torch.Tensor | None, *parts: torch.Tensor | None) -> None:
         """Called with every layer's output and routing weights."""
 
 

@@ -105,6 +105,8 @@ class Summary:
 def read_summaries(folder: str | Path) -> list[Summary]:
     """The summaries that a run kept, by step; none where the folder has no file of them.
 
+    A last line without its end, which a run is writing at this moment or a kill has left, is not read.
+
     Raises:
         UserError: when the file is damaged.
     """
@@ -112,7 +114,8 @@ def read_summaries(folder: str | Path) -> list[Summary]:
     if not file.is_file():
         return []
     try:
-        return [Summary.from_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        text = file.read_text(encoding="utf-8")
+        return [Summary.from_json(line) for line in text[: text.rfind("\n") + 1].splitlines()]
     except (ValueError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}); remove it or copy it anew.") from error
 
@@ -175,7 +178,7 @@ class BinnedRouting:
     def start(self, embedding: torch.Tensor, memory: torch.Tensor | None) -> None:
         """Nothing is kept of the embedding and the memory."""
 
-    def add_layer(self, hidden: torch.Tensor, routing: torch.Tensor | None) -> None:
+    def add_layer(self, hidden: torch.Tensor, routing: torch.Tensor | None, *parts: torch.Tensor | None) -> None:
         """Adds a layer's weights [B, T, K+1]."""
         if routing is not None:
             flat = routing.flatten(0, 1)
