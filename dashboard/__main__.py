@@ -8,6 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
+from dashboard import trust
 from dashboard.engine import DEVICE_VARIABLE, shared_engine
 from precompute import Artifacts
 from tide.cli import ArgumentParser, UserError, run_command
@@ -52,9 +53,10 @@ def check_device(device: str | None) -> None:
 
 
 def preload(artifacts: Artifacts, device: str | None) -> None:
-    """Loads the live model of the first artifacts; where that fails, the Live page says why."""
+    """Loads the live model of the first artifacts and checks it; where that fails, the Live page says why."""
     with contextlib.suppress(UserError):
-        shared_engine(artifacts.checkpoint, artifacts.manifest["checkpoint"]["fingerprint"], device)
+        engine = shared_engine(artifacts.checkpoint, artifacts.manifest["checkpoint"]["fingerprint"], device)
+        trust.check(engine, artifacts).wait()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,6 +9,8 @@ import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from dashboard.state import current_source
+from dashboard.trust import badge
 from tide.cli import UserError
 from tide.tokens import as_html, as_markdown, shorten
 
@@ -19,8 +21,10 @@ PLOT_CONFIG = {
 
 
 def page_header(title: str, purpose: str) -> None:
-    """Title and, under it, the one sentence that says what a person learns on this page (Markdown)."""
-    st.title(title, anchor=False)
+    """Title, the badge in the corner, and the one sentence that says what a person learns on this page (Markdown)."""
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom", key="header"):
+        st.title(title, anchor=False, width="content")
+        badge(current_source().artifacts)
     st.markdown(purpose)
 
 

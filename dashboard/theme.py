@@ -11,6 +11,7 @@ TIDE_COLOR = "#0B6E99"  # the TIDE model, solid
 CHOSEN_COLOR = "#E4572E"  # outline of the chosen layer, bank and token; visible on both ends of Cividis
 TRAINED_COLOR, SWITCHED_COLOR = "#0B6E99", "#C2571A"  # Live page: as trained, with switches
 WEIGHT_SCALE = "Cividis"  # routing weights, 0..1
+CHANGE_SCALE = "RdBu_r"  # differences and attributions, symmetric about zero
 SAFE_LIMIT = 10  # up to so many banks have colours that colour-blind people can tell apart
 MARGIN = {"l": 64, "r": 16, "t": 40, "b": 48}  # pixels; fixed, so that nothing jumps between selections
 

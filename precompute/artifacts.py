@@ -37,8 +37,8 @@ class Artifacts:
 
     def __init__(self, folder: Path, manifest: dict[str, Any], checkpoint: Path | None = None):
         self.folder, self.manifest = folder, manifest
-        self.checkpoint = _resolve(checkpoint or folder / manifest["checkpoint"]["path"])
-        self.base = _resolve(folder / manifest["base"]["path"]) if manifest["base"] else None
+        self.checkpoint = (checkpoint or folder / manifest["checkpoint"]["path"]).resolve()
+        self.base = (folder / manifest["base"]["path"]).resolve() if manifest["base"] else None
         model = manifest["model"]
         self.num_layers: int = model["num_layers"]
         self.num_banks: int = model["num_banks"]
@@ -278,6 +278,34 @@ class Artifacts:
             int(stored.get_tensor("overall_n")[0]),
         )
 
+    def mean_injection(self) -> np.ndarray:
+        """Mean over all positions of alpha_k M_k(v), what each (layer, bank) injects: [L, K, d] float32 (equation 3.6).
+
+        n is that of `routing_overall`. It stands in for a bank that is switched off with the replacement "mean".
+
+        Raises:
+            ArtifactError: when the artifacts are older than this measurement.
+        """
+        return self._later("mean_injection")
+
+    def once_contexts(self) -> list[np.ndarray]:
+        """Contexts of up to 32 random tokens that the text holds once, by which their routing can be repeated live.
+
+        Returns:
+            Token ids [T] int64 of each, T up to 16; the last one is the token, its `routing` that of this position.
+
+        Raises:
+            ArtifactError: when the artifacts are older than this measurement.
+        """
+        return [context[context >= 0].astype(np.int64) for context in self._later("once_contexts")]
+
+    def _later(self, name: str) -> np.ndarray:
+        """A tensor that artifacts of an earlier version lack."""
+        try:
+            return self._tensors("routing").get_tensor(name)
+        except SafetensorError as error:
+            raise ArtifactError(f"{self.folder} is older than {name}; run `{self._command('routing')}`.") from error
+
     def top_tokens(self, layer: int, bank: int, k: int = 20, n_min: int = 5, largest: bool = True) -> "pd.DataFrame":
         """The tokens whose mean routing weight on a bank is largest (or smallest) in a layer.
 
@@ -369,7 +397,3 @@ class Artifacts:
             word. A word of more than one is read at its last token.
         """
         return self._frame("pairs.parquet").copy()
-
-
-def _resolve(path: Path) -> Path:
-    return Path(path).resolve()

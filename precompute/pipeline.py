@@ -23,6 +23,7 @@ from precompute.collapse import collapse_tables, read_study
 from precompute.frequency import token_table
 from precompute.measure import Cost
 from precompute.neighbors import STORED_K, load_faiss, neighbor_tables
+from precompute.routing import FORMAT as ROUTING_FORMAT
 from precompute.routing import routing_statistics
 from precompute.store import Store, Tables
 from precompute.text import check_text_files, describe_text, encode_files
@@ -224,6 +225,7 @@ class Pipeline:
         window = TideConfig.from_pretrained(self.job.checkpoint).max_position_embeddings
         inputs = {
             "stage": "routing",
+            "format": ROUTING_FORMAT,
             "text": self._text["fingerprint"],
             "window": window,
             "frequency": self._plan_frequency().key,
@@ -235,7 +237,8 @@ class Pipeline:
             tokens = encode_files(self.job.text, tokenizer)
             return routing_statistics(model, tokens, deciles, window, show_progress=self.job.show_progress)
 
-        return Plan(inputs, make, {"window_tokens": window, "text": self._text}, top={"text": self._text})
+        parameters = {"format": ROUTING_FORMAT, "window_tokens": window, "text": self._text}
+        return Plan(inputs, make, parameters, top={"text": self._text})
 
     def _plan_neighbors(self) -> Plan:
         load_faiss()  # a missing FAISS is said before any work

@@ -1,4 +1,8 @@
-"""Stage `routing`: mean and spread of every routing weight, by token id and by frequency decile (figure 10)."""
+"""Stage `routing`: what the routers do over a text.
+
+Mean and spread of every routing weight, by token id and by frequency decile (figure 10); the mean of what every
+(layer, bank) injects; and the contexts of some tokens that occur once, by which a reader can check the rest.
+"""
 
 import numpy as np
 import torch
@@ -10,6 +14,9 @@ from tide.frequency import NUM_DECILES
 from tide.model import TideForCausalLM
 
 BATCH_TOKENS = 4096  # tokens a forward: keeps two cores busy and a trace of the demo below 100 MB
+FORMAT = 2  # of what the stage stores; a new one makes older artifacts anew. 2: mean_injection, once_contexts
+ONCE_TOKENS = 32  # tokens that occur once, whose contexts are kept
+ONCE_CONTEXT = 16  # most tokens of such a context: all of them together are one small forward
 
 
 class Sums:
@@ -57,6 +64,50 @@ class Sums:
         return moments(self.total, self.squares, self.n, self.shape)
 
 
+class InjectionSum:
+    """Sum over positions of alpha_k M_k(v), what every (layer, bank) injects (equation 3.6), accumulated in float64."""
+
+    def __init__(self, num_layers: int, num_banks: int, hidden_size: int, device: torch.device):
+        self.total = torch.zeros(num_layers, num_banks, hidden_size, dtype=torch.float64, device=device)
+        self.n = 0
+
+    def add(self, routing: torch.Tensor, memory: torch.Tensor) -> None:
+        """Adds routing weights [B, T, L, K+1] and the memory [B, T, K, d] of the same positions."""
+        weights = routing.flatten(0, 1).to(self.total)  # (N, L, K+1)
+        rows = memory.flatten(0, 1)  # (N, K, d)
+        for bank in range(rows.shape[1]):  # one at a time: all rows in float64 are 1.6 GB at d 2048, K 24
+            self.total[:, bank] += weights[:, :, bank].T @ rows[:, bank].to(self.total)
+        self.n += len(weights)
+
+    def mean(self) -> np.ndarray:
+        """[L, K, d] float32."""
+        return (self.total / self.n).float().cpu().numpy()
+
+
+def contexts_of_once(tokens: np.ndarray, n: np.ndarray, window: int, seed: int = 0) -> np.ndarray:
+    """Contexts of some random tokens that occur once: there, a token's mean routing is that of a single position.
+
+    Taken from the beginning of windows, so that the context is short and the forward that repeats it cheap.
+
+    Args:
+        tokens: [N], the token stream.
+        n: [V], occurrences of each token id in it.
+        window: tokens that the model saw at once.
+        seed: of the choice.
+
+    Returns:
+        [P, ONCE_CONTEXT] int32, P up to ONCE_TOKENS: the window's tokens up to and with the one that occurs once, the
+        rest -1; in the order of the text.
+    """
+    offsets = np.arange(len(tokens)) % window
+    places = np.flatnonzero((n[tokens] == 1) & (offsets < ONCE_CONTEXT))
+    chosen = np.random.default_rng(seed).choice(places, min(ONCE_TOKENS, len(places)), replace=False)
+    contexts = np.full((len(chosen), ONCE_CONTEXT), -1, dtype=np.int32)
+    for context, place in zip(contexts, np.sort(chosen), strict=True):
+        context[: offsets[place] + 1] = tokens[place - offsets[place] : place + 1]
+    return contexts
+
+
 def moments(
     total: torch.Tensor, squares: torch.Tensor, n: torch.Tensor, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -88,7 +139,7 @@ def routing_statistics(
     batch_tokens: int = BATCH_TOKENS,
     show_progress: bool = True,
 ) -> Tables:
-    """Runs the model over a text and averages the routing weights.
+    """Runs the model over a text and averages the routing weights and what they inject.
 
     Args:
         model: a TIDE model; of a Base model all weight is on the null bank.
@@ -100,18 +151,23 @@ def routing_statistics(
 
     Returns:
         `routing`: mean, sd [V, L, K+1] and n [V] by token id; decile_mean, decile_sd [10, L, K+1] and decile_n [10]
-        over the positions of each decile; overall_mean, overall_sd [L, K+1] and overall_n [1] over all positions.
+        over the positions of each decile; overall_mean, overall_sd [L, K+1] and overall_n [1] over all positions;
+        mean_injection [L, K, d], the mean over all positions of alpha_k M_k(v); once_contexts, as `contexts_of_once`.
         float32 and int64; sd is the sample standard deviation. Null is last.
     """
     config = model.config
     length = window or config.max_position_embeddings
     # float64 sums need a device that has float64, which Apple's GPUs do not.
     place = model.device if model.device.type == "cuda" else torch.device("cpu")
-    sums = Sums(config.vocab_size, config.num_hidden_layers, config.num_memory_blocks + 1, place)
+    num_layers, num_banks = config.num_hidden_layers, config.num_memory_blocks
+    sums = Sums(config.vocab_size, num_layers, num_banks + 1, place)
+    injected = InjectionSum(num_layers, num_banks, config.hidden_size, place)
     with tqdm(total=len(tokens), desc="routing", unit=" tokens", unit_scale=True, disable=not show_progress) as bar:
         for batch in windows(tokens, length, max(1, batch_tokens // length)):
             input_ids = torch.from_numpy(batch).to(model.device)
-            sums.add(input_ids, model.trace(input_ids, with_logits=False).routing)
+            trace = model.trace(input_ids, with_logits=False)
+            sums.add(input_ids, trace.routing)
+            injected.add(trace.routing, trace.memory)
             bar.update(batch.size)
 
     arrays: dict[str, np.ndarray] = {}
@@ -119,4 +175,6 @@ def routing_statistics(
     arrays["decile_mean"], arrays["decile_sd"], arrays["decile_n"] = sums.grouped(deciles, NUM_DECILES)
     mean, sd, arrays["overall_n"] = sums.grouped(np.zeros(config.vocab_size, dtype=np.int64), 1)
     arrays["overall_mean"], arrays["overall_sd"] = mean[0], sd[0]
+    arrays["mean_injection"] = injected.mean()
+    arrays["once_contexts"] = contexts_of_once(tokens, arrays["n"], length)
     return {"routing": arrays}

@@ -3,10 +3,11 @@
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
 from dashboard.figures.marks import token_label
-from dashboard.theme import SWITCHED_COLOR, TRAINED_COLOR, WEIGHT_SCALE, layout
+from dashboard.theme import CHANGE_SCALE, NULL_COLOR, SWITCHED_COLOR, TRAINED_COLOR, WEIGHT_SCALE, layout
 
 MAX_TICKS = 20  # token labels that still fit below a heat map
 HEIGHT = 340  # pixels
@@ -120,3 +121,75 @@ def injection_ratio(trained: np.ndarray, switched: np.ndarray | None, target: in
     legend = {"orientation": "v", "x": 1.0, "xanchor": "right", "y": 1.0, "yanchor": "top"}
     title = "Size of the injection beside the stream"
     return go.Figure(traces, layout(title, HEIGHT, xaxis=x_axis, yaxis=y_axis, legend=legend))
+
+
+def attribution(values: np.ndarray, limit: float, title: str) -> go.Figure:
+    """Direct contribution of every (layer, bank) to the target's logit.
+
+    Args:
+        values: [L, K] logits.
+        limit: value at which the colours are full; the same for both runs, so that they compare.
+        title: of the figure.
+    """
+    num_layers, num_banks = values.shape
+    layers, banks = np.meshgrid(np.arange(num_layers), np.arange(num_banks), indexing="ij")
+    heatmap = {
+        "type": "heatmap",
+        "z": values.astype(float).round(4),
+        "customdata": np.stack([banks, layers], axis=-1).tolist(),
+        "hovertemplate": "bank %{customdata[0]} in layer %{customdata[1]}<br>%{z:+.3f} to the logit<extra></extra>",
+        "colorscale": CHANGE_SCALE,
+        "zmin": -limit,
+        "zmax": limit,
+        "zmid": 0,
+        "colorbar": {"title": {"text": "logit", "side": "right"}, "thickness": 10},
+    }
+    x_axis = {"title": {"text": "bank"}, "dtick": 1 if num_banks <= MAX_TICKS else 4, "showgrid": False}
+    y_axis = {"title": {"text": "layer"}, "dtick": 1 if num_layers <= MAX_TICKS else 4, "showgrid": False}
+    return go.Figure([heatmap], layout(title, HEIGHT, xaxis=x_axis, yaxis=y_axis))
+
+
+def sweep(table: pd.DataFrame, measure: str, rows: int = 20) -> go.Figure:
+    """The switches that change the prediction most, as ranked bars, each beside its random control.
+
+    Args:
+        table: from `Engine.sweep`: kind, layer, bank, kl, delta, control_kl, control_delta.
+        measure: "kl" or "delta", the column that ranks them (delta by its size).
+        rows: bars drawn.
+    """
+    ranked = table.reindex(table[measure].abs().sort_values(ascending=False).index).head(rows).iloc[::-1]
+    names = [
+        f"layer {row.layer}" if row.kind == "layer" else f"bank {int(row.bank)} in layer {row.layer}"
+        for row in ranked.itertuples()
+    ]
+    unit = "KL(trained ‖ switched), nats" if measure == "kl" else "change of log p(target), nats"
+    places = list(range(len(ranked)))
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": places,
+        "x": ranked[measure].to_numpy(),
+        "name": "switched off",
+        "marker": {"color": SWITCHED_COLOR},
+        "customdata": names,
+        "hovertemplate": "%{customdata}<br>%{x:.4f} nats<extra>switched off</extra>",
+    }
+    control = {
+        "type": "scatter",
+        "mode": "markers",
+        "y": places,
+        "x": ranked[f"control_{measure}"].to_numpy(),
+        "name": "control: a random direction of the same length",
+        "marker": {"color": NULL_COLOR, "symbol": "diamond", "size": 8, "line": {"width": 1}},
+        "customdata": names,
+        "hovertemplate": "%{customdata}<br>%{x:.4f} nats<extra>random control</extra>",
+    }
+    x_axis = {"title": {"text": unit}, "zeroline": True}
+    y_axis = {"tickvals": places, "ticktext": names, "automargin": True}
+    legend = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0.0, "xanchor": "left"}
+    height = 150 + 22 * max(len(ranked), 4)
+    title = f"The {len(ranked)} switches that matter most"
+    made = layout(title, height, xaxis=x_axis, yaxis=y_axis, legend=legend)
+    made["margin"] = {**made["margin"], "t": 84}  # the legend stands between title and bars
+    made["title"] = {**made["title"], "y": 0.98, "yanchor": "top"}
+    return go.Figure([bars, control], made)

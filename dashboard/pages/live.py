@@ -1,193 +1,177 @@
 """Live: a prompt through the model as trained and with switches, side by side."""
 
+import json
 import os
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from dashboard.components.switch_grid import Pairs, switch_grid
+from dashboard import trust
 from dashboard.components.token_chips import token_chips
-from dashboard.engine import DEVICE_VARIABLE, Comparison, Engine, LiveRun, shared_engine
-from dashboard.figures import live as figures
-from dashboard.frame import figure_columns, how_to_read, page_header, problem, show_figure, token_chip
-from dashboard.numbers import probability
+from dashboard.engine import DEVICE_VARIABLE, Comparison, Engine, shared_engine
+from dashboard.frame import figure_columns, how_to_read, page_header, problem
+from dashboard.live import controls, evidence, ranking, state, tables, writing
 from dashboard.state import current_source, selection
-from tide import Intervention
+from precompute import ArtifactError
 from tide.cli import UserError
 
-DEFAULT_PROMPT = "The capital of France is"
 EXPLANATION = """
 **As trained** is always left, **switched** always right. A bank that is off hands its routing weight to the null
 bank: what it would have injected becomes zero, and the other banks keep their weights. Later layers see the changed
-stream, so their routing changes too.
+stream, so their routing changes too. Under **More**: inject the corpus mean or a random direction of the same length
+instead, take the weights from a rule, let the marked token read another token's memory.
 
 **Δ log p** is the change of a token's log-probability in nats, switched minus trained. **KL(trained ‖ switched)** is
 the divergence of the whole prediction at the target position, in nats; 0 means that the switches changed nothing
-there. **|m| / |h|** is the length of the injection beside the residual stream that enters the layer:
-mean and sd over the prompt, the circle at the marked token. A layer whose injection is off has no point.
+there. **Surprisal** is −log p of each token of the prompt given those before it.
+
+**To the logit**: the last stream is a sum of what every part added; with the final norm's divisor held at its value,
+each (layer, bank) has an exact share in the target's logit. What it does by way of later layers is not in it: that
+is what a switch shows. **Logit lens**: what a layer's stream would predict if the model ended there, before and after
+that layer's injection m. **|m| / |h|** is the length of the injection beside the residual stream that enters the
+layer: mean and sd over the prompt, the circle at the marked token. **Effective banks** is the exponential of the
+entropy of the choice among banks, null left out.
 """
 
 
 def render() -> None:
     """Draws the page."""
+    source = current_source()
+    fingerprint = source.artifacts.manifest["checkpoint"]["fingerprint"]
+    with st.spinner("Loading the model …"):
+        engine = shared_engine(source.artifacts.checkpoint, fingerprint, os.environ.get(DEVICE_VARIABLE))
+    trust.check(engine, source.artifacts)
     page_header(
         "Live",
         "What does the memory do for this prompt, and what happens without parts of it? "
         "Switch single banks or whole layers off and compare the predictions.",
     )
-    source = current_source()
-    fingerprint = source.artifacts.manifest["checkpoint"]["fingerprint"]
-    with st.spinner("Loading the model …"):
-        engine = shared_engine(source.artifacts.checkpoint, fingerprint, os.environ.get(DEVICE_VARIABLE))
-    _start_from_url(engine)
-    _live(engine)
+    try:
+        engine.set_mean_injection(source.artifacts.mean_injection())
+        has_mean = True
+    except ArtifactError:
+        has_mean = False
+    state.start(engine.model.config, engine.model.config.vocab_size)
+    _live(engine, has_mean)
     how_to_read(EXPLANATION)
 
 
-def _start_from_url(engine: Engine) -> None:
-    """Takes prompt, target and switches from the link, once a session."""
-    if "live_prompt" in st.session_state:
-        return
-    params = st.query_params
-    st.session_state["live_prompt"] = params.get("prompt", DEFAULT_PROMPT)
-    st.session_state["live_target"] = int(params["at"]) if params.get("at", "").isdigit() else None
-    st.session_state["live_off"] = frozenset()
-    try:
-        intervention = Intervention.from_text(params.get("off", ""))
-        intervention.validate(engine.model.config)
-    except ValueError as error:
-        problem(error)
-        return
-    config = engine.model.config
-    layers = range(config.num_hidden_layers)
-    st.session_state["live_off"] = frozenset(
-        (layer, bank) for layer in layers for bank in intervention.off_in(layer, config.num_memory_blocks)
-    )
-
-
-def _intervention(off: Pairs, num_banks: int) -> Intervention:
-    """The switches as an intervention; a layer with every bank off is named as a layer."""
-    layers = {layer for layer, _ in off if all((layer, bank) in off for bank in range(num_banks))}
-    return Intervention.layers_off(layers) | Intervention.off(pair for pair in off if pair[0] not in layers)
-
-
-def _set_off(off: Pairs) -> None:
-    st.session_state["live_off"] = off
-
-
-def _set_target(position: int) -> None:
-    st.session_state["live_target"] = position
+def _set(key: str, value: int | None) -> None:
+    st.session_state[key] = value
 
 
 def _take_prompt() -> None:
-    st.session_state["live_prompt"] = st.session_state["live_prompt_input"]
-    st.session_state["live_target"] = None
+    st.session_state[state.PROMPT] = st.session_state["live_prompt_input"]
+    st.session_state[state.AT] = st.session_state[state.TARGET] = None
 
 
 @st.fragment
-def _live(engine: Engine) -> None:
+def _live(engine: Engine, has_mean: bool) -> None:
     """All that depends on prompt and switches; a fragment, so that a switch reruns nothing else."""
-    config = engine.model.config
     # A widget's own state is dropped while another page is shown; a copy of ours keeps the prompt.
-    st.session_state["live_prompt_input"] = prompt = st.session_state["live_prompt"]
+    st.session_state["live_prompt_input"] = prompt = st.session_state[state.PROMPT]
     st.text_input("prompt", key="live_prompt_input", on_change=_take_prompt)
     try:
         token_ids = engine.encode(prompt)
-        intervention = _intervention(st.session_state["live_off"], config.num_memory_blocks)
         trained = engine.run(token_ids)
-        switched = engine.run(token_ids, intervention)
+        switched = engine.run(token_ids, state.switches())
     except UserError as error:
         problem(error)
+        if state.switches():
+            st.button("As trained", on_click=state.undo, icon=":material/undo:")
         return
-    wanted = st.session_state["live_target"]
-    target = wanted if wanted is not None and wanted < len(token_ids) else len(token_ids) - 1
-    _write_url(prompt, wanted, intervention)
+    wanted = st.session_state[state.AT]
+    at = wanted if wanted is not None and wanted < len(token_ids) else len(token_ids) - 1
+    state.write_url()
 
     shown = engine.vocabulary.show_all(token_ids)
     special = engine.vocabulary.special_ids
     tokens = [{"id": i, "shown": s, "special": i in special} for i, s in zip(token_ids, shown, strict=True)]
     st.caption("The model predicts what follows the marked token; click another one to look there.")
-    token_chips(tokens, target, key="live_chips", on_target=_set_target)
+    token_chips(tokens, at, key="live_chips", on_target=lambda position: _set(state.AT, position))
 
     grid, left, right = figure_columns([6, 5, 6], "predictions")
+    comparison = engine.compare(trained, switched, at)
+    target = _target(engine, comparison, token_ids, at)
     with grid:
         st.markdown("**Switches**")
-        if config.num_memory_blocks:
-            switch_grid(
-                config.num_hidden_layers,
-                config.num_memory_blocks,
-                st.session_state["live_off"],
-                key="live_grid",
-                on_change=_set_off,
-            )
-        else:
-            st.info("This checkpoint is a Base model (K = 0): it has no memory to switch off.")
-        st.button("Switch all on", on_click=_set_off, args=(frozenset(),), disabled=not intervention)
-    comparison = engine.compare(trained, switched, target)
-    left.html(_table(engine, comparison.trained, "as trained", movement=False))
-    right.html(_table(engine, comparison.switched, "switched", movement=True))
-    right.html(_measures(engine, comparison, trained, switched))
-    _evidence(trained, switched, shown, target)
+        controls.draw(engine, token_ids, at, has_mean)
+    left.html(tables.next_tokens(engine, comparison.trained, "as trained", movement=False))
+    with left:
+        _choose_target(engine, comparison, token_ids, at, target)
+    right.html(tables.next_tokens(engine, comparison.switched, "switched", movement=True))
+    right.html(tables.measures(engine, comparison, trained, switched))
+    with right:
+        _downloads(engine, comparison, token_ids, at, target)
+    changed = engine.surprisal(switched) if switched is not trained else None
+    st.html(tables.surprisal_strip(engine, token_ids, engine.surprisal(trained), changed, at))
+    evidence.draw(engine, trained, switched, shown, at, target)
+    one, other = figure_columns(2, "experiments")
+    with one:
+        ranking.draw(engine, token_ids, at, target)
+    with other:
+        writing.draw(engine, token_ids, state.switches())
 
 
-def _write_url(prompt: str, target: int | None, intervention: Intervention) -> None:
-    wanted = {"prompt": prompt, "at": None if target is None else str(target), "off": intervention.to_text() or None}
-    for name, value in wanted.items():
-        if value is None:
-            st.query_params.pop(name, None)
-        elif st.query_params.get(name) != value:
-            st.query_params[name] = value
+def _target(engine: Engine, comparison: Comparison, token_ids: tuple[int, ...], at: int) -> int:
+    """The token whose prediction is explained: the chosen one, else the likeliest as trained."""
+    chosen = st.session_state[state.TARGET]
+    return int(comparison.trained["token_id"][0]) if chosen is None else chosen
 
 
-def _table(engine: Engine, rows: pd.DataFrame, title: str, movement: bool) -> str:
-    """HTML of one next-token table; tokens are escaped by `token_chip`."""
-    head = "<th>rank</th><th>token</th><th>p</th>" + ("<th>moved</th><th>Δ log p</th>" if movement else "")
-    body = []
-    for row in rows.itertuples():
-        chip = token_chip(engine.vocabulary.show(row.token_id), row.token_id, width=18)
-        cells = f"<td>{row.rank}</td><td>{chip}</td><td>{probability(row.probability)}</td>"
-        if movement:
-            cells += f"<td>{_moved(row.other_rank - row.rank)}</td><td>{_change(row.delta)}</td>"
-        body.append(f"<tr>{cells}</tr>")
-    caption = f"<caption>next token, {title}</caption>"
-    return f'<table class="tide-table">{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
-
-
-def _change(nats: float) -> str:
-    """+0.91 or −0.94; a change that rounds to nothing has no sign."""
-    return "0.00" if abs(nats) < 0.005 else f"{nats:+.2f}".replace("-", "−")
-
-
-def _moved(places: int) -> str:
-    if places == 0:
-        return "="
-    return f"▲{places}" if places > 0 else f"▼{-places}"
-
-
-def _measures(engine: Engine, comparison: Comparison, trained: LiveRun, switched: LiveRun) -> str:
-    """HTML of what the switches did in one number, and of how long it took."""
-    return (
-        '<p class="tide-measures">KL(trained ‖ switched) = '
-        f"<b>{comparison.kl:.4f} nats</b> at the marked position<br>"
-        f'<span class="tide-note">{engine.description} · forward as trained {trained.milliseconds:.1f} ms, '
-        f"switched {switched.milliseconds:.1f} ms</span></p>"
+def _choose_target(engine: Engine, comparison: Comparison, token_ids: tuple[int, ...], at: int, target: int) -> None:
+    """A choice among the likely tokens, the one that follows in the prompt, and the token of the sidebar."""
+    options = [*comparison.trained["token_id"], *comparison.switched["token_id"], selection().token_id, target]
+    if at + 1 < len(token_ids):
+        options.insert(0, token_ids[at + 1])
+    options = list(dict.fromkeys(int(token) for token in options))
+    st.session_state["live_target_input"] = target
+    st.selectbox(
+        "explain the logit of",
+        options,
+        key="live_target_input",
+        format_func=engine.vocabulary.show,
+        on_change=lambda: _set(state.TARGET, st.session_state["live_target_input"]),
     )
 
 
-def _evidence(trained: LiveRun, switched: LiveRun, shown: list[str], target: int) -> None:
-    """Routing over the prompt (trained left, switched right) and the size of the injection."""
-    layer = selection().layer
-    left, right, last = figure_columns([5, 5, 4], "evidence")
-    for column, name, run in ((left, "as trained", trained), (right, "switched", switched)):
-        figure = figures.prompt_routing(
-            run.routing[:, layer], shown, layer, target, f"Routing in layer {layer}, {name}"
-        )
-        with column:
-            show_figure(figure, key=f"live_routing_{name}", alt=f"Routing weights over the prompt, {name}")
-    with last:
-        changed = switched.injection_ratio if switched is not trained else None
-        show_figure(
-            figures.injection_ratio(trained.injection_ratio, changed, target),
-            key="live_ratio",
-            alt="Ratio of injection norm to residual stream norm by layer, as trained and switched",
-        )
+def _downloads(engine: Engine, comparison: Comparison, token_ids: tuple[int, ...], at: int, target: int) -> None:
+    """The results as CSV and JSON, made when they are asked for, when there is no session any more to ask."""
+    prompt, switches = st.session_state[state.PROMPT], state.switches()
+
+    def table() -> pd.DataFrame:
+        sides = {"as trained": comparison.trained, "switched": comparison.switched}
+        rows = pd.concat([rows.assign(side=side) for side, rows in sides.items()])
+        return rows.assign(token=[engine.vocabulary.show(token) for token in rows["token_id"]])
+
+    def csv() -> str:
+        return table().to_csv(index=False)
+
+    def everything() -> str:
+        runs = {"as trained": engine.run(token_ids), "switched": engine.run(token_ids, switches)}
+        results = {
+            "prompt": prompt,
+            "token_ids": token_ids,
+            "tokens": engine.vocabulary.show_all(token_ids),
+            "position": at,
+            "target": {"token_id": target, "token": engine.vocabulary.show(target)},
+            "switches": switches.to_text(),
+            "kl_nats": comparison.kl,
+            "next_tokens": records(table()),
+            "surprisal_nats": {side: engine.surprisal(run).tolist() for side, run in runs.items()},
+            "attribution_logits": {side: evidence.attribution(run, at, target).tolist() for side, run in runs.items()},
+            "routing": {side: run.routing.tolist() for side, run in runs.items()},
+            "logit_lens": {side: records(evidence.lens(run, at, target)) for side, run in runs.items()},
+        }
+        return json.dumps(results, ensure_ascii=False)
+
+    with st.container(horizontal=True):
+        how: dict[str, Any] = {"on_click": "ignore", "icon": ":material/download:"}
+        st.download_button("CSV", csv, file_name="next_tokens.csv", mime="text/csv", **how)
+        st.download_button("JSON", everything, file_name="live.json", mime="application/json", **how)
+
+
+def records(table: pd.DataFrame) -> list[dict]:
+    """A table as JSON rows, of plain numbers."""
+    return json.loads(table.to_json(orient="records", double_precision=9))

@@ -1,5 +1,6 @@
 """Job three: toggle layer memory injection live, with real clicks on the real demo model."""
 
+import json
 import re
 
 from playwright.sync_api import expect
@@ -20,9 +21,12 @@ def test_a_whole_layer_goes_off_with_one_click_and_the_prediction_changes(visit)
     assert page.locator(TRAINED).inner_text() == trained  # nothing on the left moves
     assert re.search(r"cpu float32 .* ms", measures.inner_text())
 
-    page.get_by_role("button", name="Switch all on").click()
+    page.get_by_role("button", name="As trained").click()
     expect(measures).to_contain_text("0.0000 nats")
     expect(page.get_by_role("button", name="all banks in layer 0: on")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_role("button", name="all banks in layer 0: off")).to_be_visible()
+    expect(measures).not_to_contain_text("0.0000 nats")
 
 
 def test_single_banks_switch_and_the_link_restores_them(visit):
@@ -76,3 +80,51 @@ def test_tokens_are_never_read_as_markup(visit):
     page = visit("live?prompt=" + "%3Cimg%20src%3Dx%20onerror%3D%22window.pwned%3D1%22%3E%20%3Cb%3E*x*%3C/b%3E")
     expect(page.get_by_role("radio").filter(has_text="<").first).to_be_visible()
     assert page.evaluate("window.pwned") is None
+
+
+def test_a_preset_and_a_control_in_one_click_each_and_the_link_says_them(visit):
+    page = visit("live")
+    page.get_by_text("only layer 0", exact=True).click()
+    expect(page.get_by_role("button", name="all banks in layer 0: on")).to_be_visible()
+    expect(page.get_by_role("button", name="all banks in layer 5: off")).to_be_visible()
+    page.wait_for_url(re.compile(r"off=1_2_3_4_5_6_7"))
+    page.get_by_role("button", name="More").click()
+    page.get_by_role("combobox", name="what is off injects").click()
+    page.get_by_role("option", name="a random direction").click()
+    page.wait_for_url(re.compile(r"off=1%7Erandom0_|off=1~random0_"))
+    expect(page.locator(".tide-measures")).not_to_contain_text("0.0000 nats")
+
+
+def test_the_switches_are_ranked_beside_their_random_control(visit):
+    page = visit("live")
+    page.get_by_role("button", name="Rank them").click()
+    expect(page.get_by_text("The 20 switches that matter most")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("control: a random direction of the same length")).to_be_visible()
+    page.get_by_role("radio", name="␣of", exact=True).click()  # another question: not its answer
+    expect(page.get_by_role("button", name="Rank them")).to_be_visible()
+
+
+def test_two_texts_are_written_side_by_side_and_can_be_stopped(visit):
+    page = visit("live?off=0")
+    page.get_by_role("button", name="Write", exact=True).click()
+    texts = page.locator(".tide-writing")
+    expect(texts.nth(0)).to_contain_text(re.compile(r"40 tokens"), timeout=60_000)
+    expect(texts.nth(1)).to_contain_text(re.compile(r"40 tokens"))
+    expect(texts.nth(1)).to_contain_text("apart from token")
+    page.get_by_role("spinbutton", name="tokens").fill("200")
+    page.get_by_role("button", name="Write", exact=True).click()
+    expect(texts.nth(0)).to_contain_text(re.compile(r"\b[5-9] tokens|\b[1-9]\d tokens"))
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Write", exact=True)).to_be_visible()
+    expect(texts.nth(0)).not_to_contain_text("200 tokens")
+
+
+def test_the_results_can_be_taken_home(visit):
+    page = visit("live?off=0")
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="JSON").click()
+    results = json.loads(waiting.value.path().read_text())
+    assert results["switches"] == "0"
+    assert results["kl_nats"] > 0
+    assert len(results["surprisal_nats"]["switched"]) == len(results["token_ids"]) - 1
+    assert len(results["attribution_logits"]["as trained"]) == 8

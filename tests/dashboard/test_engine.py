@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dashboard.engine import CACHED_RUNS, Engine, ranking
+from dashboard.engine import Engine, ranking, shared_engine
 from tests.conftest import tiny_model, toy_documents
 from tide import Intervention
 from tide.cli import UserError
@@ -88,19 +88,31 @@ def test_a_foreign_checkpoint_is_refused_in_one_sentence(tmp_path):
         Engine(tmp_path / "nothing", device="cpu")
 
 
-def test_the_cache_is_bounded(engine, prompt):
-    for length in range(1, len(prompt)):
-        for layer in range(3):
-            for bank in range(3):
-                engine.run(prompt[:length], Intervention.off([(layer, bank)]))
-    assert len(engine._runs) <= CACHED_RUNS
+def test_a_replacement_by_the_mean_needs_one_of_this_model(checkpoint, prompt):
+    engine = Engine(checkpoint, device="cpu")
+    intervention = Intervention.layers_off([1], replacement="mean")
+    with pytest.raises(UserError, match=r"^Replacing by the mean needs the mean injections, .* run tide-precompute"):
+        engine.run(prompt, intervention)
+    with pytest.raises(UserError, match=r"shape \[2, 3, 32\], the model needs \[3, 3, 32\]; run tide-precompute"):
+        engine.set_mean_injection(np.zeros((2, 3, 32)))
+    mean = np.random.default_rng(0).normal(size=(3, 3, 32)).astype(np.float32)
+    engine.set_mean_injection(mean)
+    trace = engine.model.trace(torch.tensor([prompt]), intervention, mean_injection=torch.tensor(mean))
+    assert torch.equal(engine.run(prompt, intervention).trace.hidden, trace.hidden)
 
 
-def test_threads_with_different_switches_get_their_serial_results(checkpoint, prompt):
-    wanted = [Intervention.off([(layer, bank)]) for layer in range(3) for bank in range(3)] * 4
-    serial_engine, shared = Engine(checkpoint, device="cpu"), Engine(checkpoint, device="cpu")
-    serial = [serial_engine.log_probs(serial_engine.run(prompt, i), 4) for i in wanted]
-    with ThreadPoolExecutor(8) as pool:
-        threaded = list(pool.map(lambda i: shared.log_probs(shared.run(prompt, i), 4), wanted))
-    for a, b in zip(serial, threaded, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+def test_a_dtype_can_be_asked_for(checkpoint, prompt):
+    engine = Engine(checkpoint, device="cpu", dtype=torch.bfloat16)
+    assert engine.description == "cpu bfloat16"
+    assert engine.run(prompt).stream.dtype == torch.bfloat16
+    assert np.isfinite(engine.surprisal(engine.run(prompt))).all()
+    assert len(engine.sweep(prompt, 3, 7)) == 12
+    assert len(list(engine.generate(prompt, [Intervention(), Intervention.layers_off([0])], 3))) == 6
+
+
+def test_all_sessions_share_one_engine_of_a_checkpoint_device_and_dtype(checkpoint):
+    with ThreadPoolExecutor(4) as pool:
+        engines = set(pool.map(lambda _: shared_engine(checkpoint, "a", "cpu"), range(8)))
+    assert len(engines) == 1
+    assert shared_engine(checkpoint, "b", "cpu") not in engines  # trained anew
+    assert shared_engine(checkpoint, "a", "cpu", torch.bfloat16) not in engines

@@ -29,7 +29,8 @@ def job(tmp_path_factory, tokenizer) -> Job:
     for name, banks in (("tide", 3), ("base", 0)):
         tiny_model(vocab_size=len(tokenizer) + 10, num_memory_blocks=banks).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    (folder / "text.txt").write_text("\n\n".join(toy_documents(30)) + "\n", encoding="utf-8")
+    documents = ["Vex JQ 7%", *toy_documents(30)]  # the first holds tokens that occur once
+    (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     (folder / "study.json").write_text(json.dumps(STUDY), encoding="utf-8")
     return Job(
         folder / "tide",

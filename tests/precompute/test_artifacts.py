@@ -118,6 +118,28 @@ def test_routing_by_decile_is_over_positions(artifacts):
         np.testing.assert_allclose(mean[decile], weighted, atol=1e-5)
 
 
+def test_the_mean_injection_follows_from_the_tokens_mean_routing(artifacts, model):
+    mean_injection = artifacts.mean_injection()
+    assert mean_injection.shape == (3, 3, 32)
+    assert mean_injection.dtype == np.float32
+    memory = model.model.memory(torch.arange(330)).detach().double().numpy()  # M depends on the token id alone
+    expected, total = np.zeros((3, 3, 32)), artifacts.routing_overall()[2]
+    for token_id in range(330):
+        mean, _, n = artifacts.routing(token_id)
+        if n:
+            expected += n / total * mean[:, :-1, None].astype(np.float64) * memory[token_id]
+    np.testing.assert_allclose(mean_injection, expected, atol=1e-5)
+
+
+def test_contexts_of_tokens_that_occur_once(artifacts, job, tokenizer):
+    windows = [w.tolist() for w in torch.from_numpy(encode_files(job.text, tokenizer)).split(64)]
+    assert len(artifacts.once_contexts()) >= 3
+    for context in artifacts.once_contexts():
+        assert context.dtype == np.int64
+        assert artifacts.routing(int(context[-1]))[2] == 1
+        assert context.tolist() in [w[: len(context)] for w in windows]
+
+
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("bank", [0, 3])
 def test_top_tokens(artifacts, bank, largest):

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import precompute.pipeline
+import precompute.routing
 from precompute import ArtifactError, Artifacts
 from precompute.__main__ import main
 from precompute.pipeline import run, stages_to_run
@@ -64,6 +65,28 @@ def test_a_damaged_stage_is_made_again(own):
     (own.out / "neighbors" / "neighbors.safetensors").write_bytes(b"")
     assert run(own) == ["neighbors"]
     Artifacts.open(own.out)
+
+
+def test_artifacts_of_an_earlier_format_are_read_as_far_as_they_go_and_only_their_stage_is_made_anew(own, monkeypatch):
+    mean_injection = Artifacts.open(own.out).mean_injection()
+    shutil.rmtree(own.out / "routing")
+
+    def earlier(*args, **kwargs):
+        tensors = precompute.routing.routing_statistics(*args, **kwargs)["routing"]
+        del tensors["mean_injection"], tensors["once_contexts"]
+        return {"routing": tensors}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(precompute.pipeline, "ROUTING_FORMAT", 1)
+        patched.setattr(precompute.pipeline, "routing_statistics", earlier)
+        assert run(own) == ["routing"]
+    opened = Artifacts.open(own.out)
+    assert opened.routing_overall()[2] > 0
+    for ask in (opened.mean_injection, opened.once_contexts):
+        with pytest.raises(ArtifactError, match=r"is older than \w+; run `tide-precompute .*--only routing`\.$"):
+            ask()
+    assert run(own) == ["routing"]
+    np.testing.assert_array_equal(Artifacts.open(own.out).mean_injection(), mean_injection)
 
 
 def test_other_text_makes_anew_what_was_measured_on_it(own):
@@ -149,6 +172,7 @@ def test_a_model_without_banks_can_be_measured(own, tmp_path):
     opened = Artifacts.open(alone.out)
     assert opened.num_banks == 0
     assert opened.routing_overall()[0].tolist() == [[1.0]] * 3
+    assert opened.mean_injection().shape == (3, 0, 32)
     assert opened.overlap(3).shape == (0,)
     assert opened.neighbors(3)[0].shape == (10,)
     with pytest.raises(ValueError, match="no banks"):

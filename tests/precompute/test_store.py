@@ -101,6 +101,8 @@ def test_a_stage_that_was_not_run(folder):
         (lambda: artifacts.count_corpus, "frequency"),
         (lambda: artifacts.routing(3), "routing"),
         (lambda: artifacts.top_tokens(0, 0), "routing"),
+        (lambda: artifacts.mean_injection(), "routing"),
+        (lambda: artifacts.once_contexts(), "routing"),
         (lambda: artifacts.neighbors(3), "neighbors"),
         (lambda: artifacts.collapse(), "collapse"),
     ):

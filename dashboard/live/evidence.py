@@ -1,0 +1,88 @@
+"""What the Live page shows of a prompt's two runs beyond the prediction: attribution, lens, routing, sizes."""
+
+import numpy as np
+import pandas as pd
+import torch
+
+from dashboard.engine import Engine, LiveRun
+from dashboard.figures import live as figures
+from dashboard.frame import figure_columns, show_figure
+from dashboard.live import tables
+from dashboard.state import selection
+from tide import analysis
+from tide.analysis import AFTER, BEFORE
+
+SMALLEST_SCALE = 0.01  # logits: a colour scale that ends below would paint rounding errors
+
+
+@torch.no_grad()
+def attribution(run: LiveRun, at: int, target: int) -> np.ndarray:
+    """Contribution of every (layer, bank) to the target's logit at one position: [L, K]."""
+    return analysis.contributions(run.trace.at(at), torch.tensor(target)).banks[0, 0].cpu().numpy()
+
+
+@torch.no_grad()
+def lens(run: LiveRun, at: int, target: int) -> pd.DataFrame:
+    """The logit lens at one position, a row a layer, as `tables.lens` takes it."""
+    found = analysis.logit_lens(run.trace.at(at), torch.tensor(target), k=1)
+    columns: dict[str, np.ndarray] = {}
+    for stage, where in (("before", BEFORE), ("after", AFTER)):
+        columns[f"{stage}_id"] = found.token_ids[0, 0, where, 0].cpu().numpy()
+        columns[f"{stage}_p"] = found.log_probs[0, 0, where, 0].exp().cpu().numpy()
+        columns[f"{stage}_target"] = found.target_log_prob[0, 0, where].cpu().numpy()
+    return pd.DataFrame({"layer": np.arange(len(columns["after_id"])), **columns})
+
+
+@torch.no_grad()
+def usage(run: LiveRun, at: int) -> pd.DataFrame:
+    """How each layer uses its memory at one position: null weight, entropy, effective banks, size, cosine with FFN."""
+    here = run.trace.at(at)
+    measured = {
+        "null": here.routing[..., -1],
+        "entropy": analysis.routing_entropy(here),
+        "banks": analysis.effective_banks(here),
+        "size": here.injection_ratio(),
+        "cosine": analysis.feed_forward_cosine(here),
+    }
+    columns = {name: value[0, 0].float().cpu().numpy() for name, value in measured.items()}
+    return pd.DataFrame({"layer": np.arange(len(columns["null"])), **columns})
+
+
+def draw(engine: Engine, trained: LiveRun, switched: LiveRun, shown: list[str], at: int, target: int) -> None:
+    """Draws all of it, trained left and switched right.
+
+    Args:
+        engine: the model.
+        trained: the run as trained.
+        switched: the run with the switches.
+        shown: [T] the prompt's tokens as shown.
+        at: the marked position.
+        target: token id whose prediction is explained.
+    """
+    name = engine.vocabulary.show(target)
+    runs = (("as trained", trained), ("switched", switched))
+    if engine.model.config.num_memory_blocks:
+        values = {side: attribution(run, at, target) for side, run in runs}
+        limit = max(float(np.abs(values["as trained"]).max()), SMALLEST_SCALE)
+        columns = figure_columns([5, 5, 4], "attribution")
+        for column, (side, value) in zip(columns, values.items(), strict=False):
+            with column:
+                figure = figures.attribution(value, limit, f"To the logit of {name}, {side}")
+                show_figure(figure, key=f"live_attribution_{side}", alt=f"Attribution by layer and bank, {side}")
+        with columns[-1]:
+            changed = switched.injection_ratio if switched is not trained else None
+            show_figure(
+                figures.injection_ratio(trained.injection_ratio, changed, at),
+                key="live_ratio",
+                alt="Ratio of injection norm to residual stream norm by layer, as trained and switched",
+            )
+    layer = selection().layer
+    for column, (side, run) in zip(figure_columns(2, "evidence"), runs, strict=True):
+        with column:
+            figure = figures.prompt_routing(
+                run.routing[:, layer], shown, layer, at, f"Routing in layer {layer}, {side}"
+            )
+            show_figure(figure, key=f"live_routing_{side}", alt=f"Routing weights over the prompt, {side}")
+    left, right = figure_columns([5, 4], "lens")
+    left.html(tables.lens(engine, lens(trained, at, target), lens(switched, at, target), name))
+    right.html(tables.usage(usage(trained, at), usage(switched, at)))

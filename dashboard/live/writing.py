@@ -1,0 +1,110 @@
+"""The model writes on, as trained and with the switches, side by side from the same random numbers."""
+
+import threading
+
+import streamlit as st
+
+from dashboard.engine import Engine
+from dashboard.frame import problem
+from tide import Intervention
+from tide.analysis import first_difference
+from tide.cli import UserError
+from tide.tokens import as_html
+
+WRITER = "live_writer"
+REDRAW_SECONDS = 0.2
+SIDES = ("as trained", "switched")
+LENGTH = 40  # tokens, at first
+
+Question = tuple[tuple[int, ...], Intervention]
+
+
+class Writer:
+    """One pair of texts, written in a thread of its own, so that a click on Stop is heard at once.
+
+    Attributes:
+        question: prompt and switches that it belongs to.
+        texts: the token ids written so far, as trained and switched.
+        error: what ended it early; None where nothing did.
+    """
+
+    def __init__(self, engine: Engine, question: Question, length: int, temperature: float, seed: int):
+        self.question = question
+        self.texts: tuple[list[int], list[int]] = ([], [])
+        self.error: UserError | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._write, args=(engine, length, temperature, seed), daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether more tokens are to come."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Ends both texts where they are."""
+        self._stop.set()
+
+    def _write(self, engine: Engine, length: int, temperature: float, seed: int) -> None:
+        token_ids, intervention = self.question
+        both = (Intervention(), intervention)
+        try:
+            for which, token in engine.generate(token_ids, both, length, temperature, seed, stop=self._stop):
+                self.texts[which].append(token)
+        except UserError as error:
+            self.error = error
+
+
+def draw(engine: Engine, token_ids: tuple[int, ...], intervention: Intervention) -> None:
+    """Draws the controls and the two texts.
+
+    Args:
+        engine: the model.
+        token_ids: of the prompt.
+        intervention: the switches of the right text.
+    """
+    question = (token_ids, intervention)
+    writer: Writer | None = st.session_state.get(WRITER)
+    if writer is not None and writer.question != question:  # another prompt, other switches: another text
+        writer.stop()
+        writer = st.session_state[WRITER] = None
+    running = writer is not None and writer.running
+    st.markdown("**Let it write on**")
+    room = engine.context_length - len(token_ids)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.number_input("tokens", 1, max(1, room), min(LENGTH, max(1, room)), key="live_length", width=110)
+        st.number_input("temperature", 0.0, 5.0, 0.0, 0.1, key="live_heat", width=130)
+        st.number_input("seed", 0, 9999, 0, key="live_write_seed", width=110)
+        if running and writer is not None:
+            st.button("Stop", on_click=writer.stop, icon=":material/stop:")
+        else:
+            st.button("Write", on_click=_start, args=(engine, question), icon=":material/edit:", disabled=room < 1)
+    # The timer of a fragment is set where the fragment is called: here, in the part that Write and Stop rerun.
+    st.fragment(_texts, run_every=REDRAW_SECONDS if running else None)(engine, running)
+
+
+def _start(engine: Engine, question: Question) -> None:
+    chosen = st.session_state
+    chosen[WRITER] = Writer(
+        engine, question, int(chosen["live_length"]), float(chosen["live_heat"]), int(chosen["live_write_seed"])
+    )
+
+
+def _texts(engine: Engine, was_running: bool) -> None:
+    """The two texts so far; what follows their first difference stands out."""
+    writer: Writer | None = st.session_state.get(WRITER)
+    running = writer is not None and writer.running  # asked first: what was written by then is shown
+    texts = writer.texts if writer is not None else ([], [])
+    written = [list(text) for text in texts]
+    common = min(len(text) for text in written)
+    apart = first_difference(*(text[:common] for text in written))
+    for name, column, text in zip(SIDES, st.columns(2), written, strict=True):
+        at = len(text) if apart is None else apart
+        same, own = (as_html(str(engine.tokenizer.decode(part))) for part in (text[:at], text[at:]))
+        note = f"{len(text)} tokens" + ("" if apart is None else f", apart from token {apart} on")
+        body = f"{same}<mark>{own}</mark>" if own else same
+        column.html(f'<div class="tide-writing"><b>{name}</b> <i>{note}</i><p>{body or "…"}</p></div>')
+    if writer is not None and writer.error is not None:
+        problem(writer.error)
+    if was_running and not running:
+        st.rerun()  # the timer ends with the page's next run
