@@ -119,7 +119,9 @@ def word_states(
         for row, sentence in enumerate(batch):
             input_ids[row, : len(sentence.ids)] = torch.tensor(sentence.ids)
             mask[row, : len(sentence.ids)] = 1
-        trace = model.trace(input_ids.to(model.device), attention_mask=mask.to(model.device), with_logits=False)
+        trace = model.trace(
+            input_ids.to(model.device), attention_mask=mask.to(model.device), with_logits=False, with_parts=False
+        )
         positions = torch.tensor([s.position for s in batch], device=model.device)
         out.append(trace.hidden[torch.arange(len(batch), device=model.device), positions].float().cpu())
         if bar is not None:

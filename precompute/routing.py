@@ -165,7 +165,7 @@ def routing_statistics(
     with tqdm(total=len(tokens), desc="routing", unit=" tokens", unit_scale=True, disable=not show_progress) as bar:
         for batch in windows(tokens, length, max(1, batch_tokens // length)):
             input_ids = torch.from_numpy(batch).to(model.device)
-            trace = model.trace(input_ids, with_logits=False)
+            trace = model.trace(input_ids, with_logits=False, with_parts=False)
             sums.add(input_ids, trace.routing)
             injected.add(trace.routing, trace.memory)
             bar.update(batch.size)

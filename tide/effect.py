@@ -240,12 +240,10 @@ def switched_off(weights: torch.Tensor, off: torch.Tensor, renormalized: torch.T
 def ruled(rule: Rule, routing: torch.Tensor) -> torch.Tensor:
     """The routing weights [..., K+1] that a rule makes of the router's own."""
     if rule.kind == "temperature":
-        # The logarithm of a softmax is its logits up to a constant, which the next softmax ignores. Clamped, since the
-        # router's weight is 0 where a logit lies more than 103 below the largest; and in float32, so is a temperature.
-        numbers = torch.finfo(routing.dtype)
-        logits = routing.clamp_min(numbers.smallest_normal).log()
-        logits = logits - logits.amax(dim=-1, keepdim=True)
-        return (logits / min(max(rule.value, numbers.smallest_normal), numbers.max)).softmax(dim=-1)
+        # The logarithm of a softmax is its logits up to a constant, which the next softmax ignores. Clamped, since a
+        # weight is 0 where its logit lies more than 103 below the largest, and to keep every quotient in float32.
+        logits = routing.clamp_min(torch.finfo(routing.dtype).smallest_normal).log()
+        return (logits / min(max(rule.value, 1e-30), 1e30)).softmax(dim=-1)
     if rule.kind == "uniform":
         return torch.full_like(routing, 1 / routing.shape[-1])
     weights = torch.zeros_like(routing)

@@ -270,6 +270,7 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
         intervention: Intervention | Sequence[Intervention] | None = None,
         attention_mask: torch.Tensor | None = None,
         with_logits: bool = True,
+        with_parts: bool = True,
         mean_injection: torch.Tensor | None = None,
     ) -> Trace:
         """Runs one forward and returns all that it did.
@@ -280,12 +281,13 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
             attention_mask: [B, T], 0 where a row is padded; padded positions of a trace mean nothing.
             with_logits: False leaves `Trace.logits` empty and saves the unembedding, the dearest part of a
                 forward with a large vocabulary.
+            with_parts: False leaves the attention and feed-forward outputs out, twice the memory of the stream.
             mean_injection: [L, K, d], what a replacement by the mean injects.
 
         Returns:
             `tide.trace.Trace`, tensors on the model's device.
         """
-        recorder = Recorder()
+        recorder = Recorder(with_parts)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
         output = self.model(**inputs, intervention=intervention, mean_injection=mean_injection, recorder=recorder)
         logits = self.lm_head(output.last_hidden_state) if with_logits else None

@@ -3,7 +3,13 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
+from dataclasses import is_dataclass
 from typing import Any
+
+import numpy as np
+import pandas as pd
+
+NUMBER_BYTES = 32  # of a Python number
 
 
 class ByteCache:
@@ -59,3 +65,14 @@ class ByteCache:
         with self._lock:
             self._entries.clear()
             self._nbytes = 0
+
+
+def size_of(value: Any) -> int:
+    """Bytes of an array, a table, or a dataclass of such; next to nothing for a number."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, pd.DataFrame):
+        return int(value.memory_usage(deep=True).sum())
+    if is_dataclass(value):
+        return sum(size_of(part) for part in vars(value).values())
+    return NUMBER_BYTES

@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from dashboard.engine.cache import ByteCache
+from dashboard.engine.cache import ByteCache, size_of
 from dashboard.engine.comparison import Comparison
 from dashboard.engine.device import is_out_of_memory, queue_of, release_memory
 from dashboard.engine.generation import Generation, end_ids_of, stream
@@ -113,6 +113,24 @@ class LiveModel:
 
         return self.cache.get(key) or self.on_device(work)
 
+    def derived(self, run: LiveRun, name: Hashable, work: Callable[[], Result]) -> Result:
+        """What follows from a run, computed once: numbers that a page shows again at every redraw.
+
+        Args:
+            run: of this model.
+            name: names what is computed, its arguments included.
+            work: computes it; the result is shared, so nobody may change it.
+
+        Returns:
+            An array, a table, or a `Comparison`.
+        """
+        key = (name, run.key)
+        found = self.cache.get(key)
+        if found is None:
+            found = self._guarded(work)
+            self.cache.put(key, found, size_of(found) + TOKEN_BYTES * len(run.token_ids))
+        return found
+
     def log_probs(self, run: LiveRun, position: int) -> torch.Tensor:
         """Log-probabilities of the token after `position`: [V] float32 on the device, in nats."""
         return self._guarded(lambda: self._unembed(run.stream[position]))
@@ -126,7 +144,11 @@ class LiveModel:
             position: 0..T-1.
             k: rows of each table.
         """
-        return Comparison.of(self.log_probs(trained, position), self.log_probs(switched, position), k)
+
+        def work() -> Comparison:
+            return Comparison.of(self.log_probs(trained, position), self.log_probs(switched, position), k)
+
+        return self.derived(switched, ("compare", trained.key, position, k), work)
 
     def surprisal(self, run: LiveRun) -> np.ndarray:
         """How little each token of the prompt was expected: [T-1] float32 nats, -log p of tokens 1..T-1.

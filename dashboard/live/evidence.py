@@ -15,37 +15,46 @@ from tide.analysis import AFTER, BEFORE
 SMALLEST_SCALE = 0.01  # logits: a colour scale that ends below would paint rounding errors
 
 
-@torch.no_grad()
-def attribution(run: LiveRun, at: int, target: int) -> np.ndarray:
+def attribution(engine: Engine, run: LiveRun, at: int, target: int) -> np.ndarray:
     """Contribution of every (layer, bank) to the target's logit at one position: [L, K]."""
-    return analysis.contributions(run.trace.at(at), torch.tensor(target)).banks[0, 0].cpu().numpy()
+
+    def work() -> np.ndarray:
+        return analysis.contributions(run.trace.at(at), torch.tensor(target)).banks[0, 0].cpu().numpy()
+
+    return engine.derived(run, ("attribution", at, target), work)
 
 
-@torch.no_grad()
-def lens(run: LiveRun, at: int, target: int) -> pd.DataFrame:
+def lens(engine: Engine, run: LiveRun, at: int, target: int) -> pd.DataFrame:
     """The logit lens at one position, a row a layer, as `tables.lens` takes it."""
-    found = analysis.logit_lens(run.trace.at(at), torch.tensor(target), k=1)
-    columns: dict[str, np.ndarray] = {}
-    for stage, where in (("before", BEFORE), ("after", AFTER)):
-        columns[f"{stage}_id"] = found.token_ids[0, 0, where, 0].cpu().numpy()
-        columns[f"{stage}_p"] = found.log_probs[0, 0, where, 0].exp().cpu().numpy()
-        columns[f"{stage}_target"] = found.target_log_prob[0, 0, where].cpu().numpy()
-    return pd.DataFrame({"layer": np.arange(len(columns["after_id"])), **columns})
+
+    def work() -> pd.DataFrame:
+        found = analysis.logit_lens(run.trace.at(at), torch.tensor(target), k=1)
+        columns: dict[str, np.ndarray] = {}
+        for stage, where in (("before", BEFORE), ("after", AFTER)):
+            columns[f"{stage}_id"] = found.token_ids[0, 0, where, 0].cpu().numpy()
+            columns[f"{stage}_p"] = found.log_probs[0, 0, where, 0].exp().cpu().numpy()
+            columns[f"{stage}_target"] = found.target_log_prob[0, 0, where].cpu().numpy()
+        return pd.DataFrame({"layer": np.arange(len(columns["after_id"])), **columns})
+
+    return engine.derived(run, ("lens", at, target), work)
 
 
-@torch.no_grad()
-def usage(run: LiveRun, at: int) -> pd.DataFrame:
+def usage(engine: Engine, run: LiveRun, at: int) -> pd.DataFrame:
     """How each layer uses its memory at one position: null weight, entropy, effective banks, size, cosine with FFN."""
-    here = run.trace.at(at)
-    measured = {
-        "null": here.routing[..., -1],
-        "entropy": analysis.routing_entropy(here),
-        "banks": analysis.effective_banks(here),
-        "size": here.injection_ratio(),
-        "cosine": analysis.feed_forward_cosine(here),
-    }
-    columns = {name: value[0, 0].float().cpu().numpy() for name, value in measured.items()}
-    return pd.DataFrame({"layer": np.arange(len(columns["null"])), **columns})
+
+    def work() -> pd.DataFrame:
+        here = run.trace.at(at)
+        measured = {
+            "null": here.routing[..., -1],
+            "entropy": analysis.routing_entropy(here),
+            "banks": analysis.effective_banks(here),
+            "size": here.injection_ratio(),
+            "cosine": analysis.feed_forward_cosine(here),
+        }
+        columns = {name: value[0, 0].float().cpu().numpy() for name, value in measured.items()}
+        return pd.DataFrame({"layer": np.arange(len(columns["null"])), **columns})
+
+    return engine.derived(run, ("usage", at), work)
 
 
 def draw(engine: Engine, trained: LiveRun, switched: LiveRun, shown: list[str], at: int, target: int) -> None:
@@ -62,7 +71,7 @@ def draw(engine: Engine, trained: LiveRun, switched: LiveRun, shown: list[str], 
     name = engine.vocabulary.show(target)
     runs = (("as trained", trained), ("switched", switched))
     if engine.model.config.num_memory_blocks:
-        values = {side: attribution(run, at, target) for side, run in runs}
+        values = {side: attribution(engine, run, at, target) for side, run in runs}
         limit = max(float(np.abs(values["as trained"]).max()), SMALLEST_SCALE)
         columns = figure_columns([5, 5, 4], "attribution")
         for column, (side, value) in zip(columns, values.items(), strict=False):
@@ -84,5 +93,5 @@ def draw(engine: Engine, trained: LiveRun, switched: LiveRun, shown: list[str], 
             )
             show_figure(figure, key=f"live_routing_{side}", alt=f"Routing weights over the prompt, {side}")
     left, right = figure_columns([5, 4], "lens")
-    left.html(tables.lens(engine, lens(trained, at, target), lens(switched, at, target), name))
-    right.html(tables.usage(usage(trained, at), usage(switched, at)))
+    left.html(tables.lens(engine, lens(engine, trained, at, target), lens(engine, switched, at, target), name))
+    right.html(tables.usage(usage(engine, trained, at), usage(engine, switched, at)))

@@ -160,9 +160,11 @@ def _downloads(engine: Engine, comparison: Comparison, token_ids: tuple[int, ...
             "kl_nats": comparison.kl,
             "next_tokens": records(table()),
             "surprisal_nats": {side: engine.surprisal(run).tolist() for side, run in runs.items()},
-            "attribution_logits": {side: evidence.attribution(run, at, target).tolist() for side, run in runs.items()},
+            "attribution_logits": {
+                side: evidence.attribution(engine, run, at, target).tolist() for side, run in runs.items()
+            },
             "routing": {side: run.routing.tolist() for side, run in runs.items()},
-            "logit_lens": {side: records(evidence.lens(run, at, target)) for side, run in runs.items()},
+            "logit_lens": {side: records(evidence.lens(engine, run, at, target)) for side, run in runs.items()},
         }
         return json.dumps(results, ensure_ascii=False)
 

@@ -85,7 +85,8 @@ def by_hand(edits, layer, weights, rows, position):
 
 
 @given(edits=st.lists(EDITS, min_size=1, max_size=3), seed=SEEDS, length=st.integers(1, 5))
-@settings(max_examples=60)
+@settings(max_examples=100)
+@example(edits=[(Off(0), Off(0, 1, {2, 3, 4}, "mean"))], seed=0, length=5)  # banks 0 and 2 stay off there
 @example(edits=[(Off(1, 1, {2, 9}, "mean"), Off(1, 1, {2, 10}, "random"))], seed=0, length=5)  # later ones
 def test_every_place_is_what_plain_loops_say(edits, seed, length):
     interventions = [Intervention(each) for each in edits]

@@ -285,7 +285,9 @@ def test_a_full_disk_is_told_and_the_latest_state_stays(data_folder, tmp_path, f
         return save(state, checkpoint_id=checkpoint_id, **kwargs)
 
     monkeypatch.setattr(loop.dcp, "save", full_at_the_second)
-    with pytest.raises(UserError, match="state-0000010 could not be saved in .*: the disk is full; free space") as told:
+    with pytest.raises(
+        UserError, match=r"state-0000010 could not be saved in .*: the disk is full; free space"
+    ) as told:
         tiny_run(data_folder, tmp_path, steps=STEPS).train(schedule=every_step())
     assert "\n" not in str(told.value)
     monkeypatch.undo()

@@ -1,7 +1,7 @@
 """Recipes: the learning-rate schedule, the values of Table 7, and what is refused."""
 
-from dataclasses import asdict, fields
 import json
+from dataclasses import asdict, fields
 
 import pytest
 from hypothesis import given
