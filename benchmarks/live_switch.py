@@ -3,7 +3,7 @@
     python -m benchmarks.live_switch [--artifacts DIR] [--switches 30]
 
 Measured inside headless Chromium, from the click on a switch to the last change of the page before it is quiet:
-request, forward, tables and figures included. The demo's bound is 300 ms (median of 30, two cores). A cell is a
+request, forward, tables and figures included. The demo's bound is 250 ms (median of 30, two cores). A cell is a
 different one each time, so that no forward comes from the cache. The last line is JSON.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.browser.driver import DEMO_ARTIFACTS, chromium, dashboard_server, open_page
 
 QUIET_MS = 400  # a page that has not changed for so long is drawn
-LIMIT_MS = 300
+LIMIT_MS = 250
 
 CLICK_AND_WAIT = """
 ([button, quiet]) => new Promise((resolve, reject) => {

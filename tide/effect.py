@@ -198,20 +198,6 @@ class Winners(Generic[EditT]):
         return self._kind_of[winner].to(device)
 
 
-def edits_in(
-    intervention: Intervention, layer: int, num_banks: int
-) -> tuple[tuple[Rule, ...], tuple[tuple[int, Off], ...]]:
-    """The rules and the switches, one a bank, that act in a layer; the least specific first: the last one wins."""
-    rules = tuple(rule for rule in intervention.rules if rule.layer in (None, layer))
-    offs = tuple(
-        (bank, off)
-        for off in intervention.offs
-        if off.layer in (None, layer)
-        for bank in (range(num_banks) if off.bank is None else (off.bank,))
-    )
-    return rules, offs
-
-
 def switched_off(weights: torch.Tensor, off: torch.Tensor, renormalized: torch.Tensor | None) -> torch.Tensor:
     """The routing weights once banks are off.
 

@@ -7,14 +7,17 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dashboard.figures.marks import token_label
-from dashboard.theme import CHANGE_SCALE, NULL_COLOR, SWITCHED_COLOR, TRAINED_COLOR, WEIGHT_SCALE, layout
+from dashboard.theme import CHANGE_SCALE, MARGIN, NULL_COLOR, SWITCHED_COLOR, TRAINED_COLOR, WEIGHT_SCALE, layout
 
 MAX_TICKS = 20  # token labels that still fit below a heat map
 HEIGHT = 340  # pixels
 TICK_WIDTH = 10  # characters of a token label
+BAR_WIDTH = 58  # pixels that a colour bar with its labels and title takes
 
 
-def prompt_routing(routing: np.ndarray, tokens: list[str], layer: int, target: int, title: str) -> go.Figure:
+def prompt_routing(
+    routing: np.ndarray, tokens: list[str], layer: int, target: int, title: str, with_scale: bool = True
+) -> go.Figure:
     """Routing weights over the positions of a prompt in one layer.
 
     Args:
@@ -23,6 +26,7 @@ def prompt_routing(routing: np.ndarray, tokens: list[str], layer: int, target: i
         layer: 0-based, for the hover text.
         target: position that is outlined.
         title: of the figure.
+        with_scale: draw the colour bar; its place stays empty without.
     """
     positions, num_banks = len(routing), routing.shape[1] - 1
     rows = [*range(num_banks), num_banks + 1]  # an empty row sets the null bank apart
@@ -41,7 +45,7 @@ def prompt_routing(routing: np.ndarray, tokens: list[str], layer: int, target: i
         "colorscale": WEIGHT_SCALE,
         "zmin": 0,
         "zmax": 1,
-        "colorbar": {"title": {"text": "weight", "side": "right"}, "thickness": 10},
+        **color_bar("weight", with_scale),
     }
     outline = {
         "type": "rect",
@@ -64,7 +68,9 @@ def prompt_routing(routing: np.ndarray, tokens: list[str], layer: int, target: i
         "ticktext": [*map(str, range(num_banks)), "null"],
         "showgrid": False,
     }
-    return go.Figure([heatmap], layout(title, HEIGHT, xaxis=x_axis, yaxis=y_axis, shapes=[outline]))
+    return go.Figure(
+        [heatmap], layout(title, HEIGHT, **beside_bar(with_scale), xaxis=x_axis, yaxis=y_axis, shapes=[outline])
+    )
 
 
 def injection_ratio(trained: np.ndarray, switched: np.ndarray | None, target: int) -> go.Figure:
@@ -123,13 +129,14 @@ def injection_ratio(trained: np.ndarray, switched: np.ndarray | None, target: in
     return go.Figure(traces, layout(title, HEIGHT, xaxis=x_axis, yaxis=y_axis, legend=legend))
 
 
-def attribution(values: np.ndarray, limit: float, title: str) -> go.Figure:
+def attribution(values: np.ndarray, limit: float, title: str, with_scale: bool = True) -> go.Figure:
     """Direct contribution of every (layer, bank) to the target's logit.
 
     Args:
         values: [L, K] logits.
         limit: value at which the colours are full; the same for both runs, so that they compare.
         title: of the figure.
+        with_scale: draw the colour bar; its place stays empty without.
     """
     num_layers, num_banks = values.shape
     layers, banks = np.meshgrid(np.arange(num_layers), np.arange(num_banks), indexing="ij")
@@ -142,11 +149,21 @@ def attribution(values: np.ndarray, limit: float, title: str) -> go.Figure:
         "zmin": -limit,
         "zmax": limit,
         "zmid": 0,
-        "colorbar": {"title": {"text": "logit", "side": "right"}, "thickness": 10},
+        **color_bar("logit", with_scale),
     }
     x_axis = {"title": {"text": "bank"}, "dtick": 1 if num_banks <= MAX_TICKS else 4, "showgrid": False}
     y_axis = {"title": {"text": "layer"}, "dtick": 1 if num_layers <= MAX_TICKS else 4, "showgrid": False}
-    return go.Figure([heatmap], layout(title, HEIGHT, xaxis=x_axis, yaxis=y_axis))
+    return go.Figure([heatmap], layout(title, HEIGHT, **beside_bar(with_scale), xaxis=x_axis, yaxis=y_axis))
+
+
+def color_bar(title: str, drawn: bool) -> dict[str, Any]:
+    """The colour bar of a heat map. Of two that share a scale one draws it: it is the dearest part of the figure."""
+    return {"showscale": drawn, "colorbar": {"title": {"text": title, "side": "right"}, "thickness": 10}}
+
+
+def beside_bar(drawn: bool) -> dict[str, Any]:
+    """The margins that keep a heat map without a colour bar as wide as its neighbour with one."""
+    return {} if drawn else {"margin": {**MARGIN, "r": MARGIN["r"] + BAR_WIDTH}}
 
 
 def sweep(table: pd.DataFrame, measure: str, rows: int = 20) -> go.Figure:

@@ -1,13 +1,18 @@
 """What the Live page shows of a prompt's two runs beyond the prediction: attribution, lens, routing, sizes."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
 import torch
 
 from dashboard.engine import Engine, LiveRun
 from dashboard.figures import live as figures
 from dashboard.frame import figure_columns, show_figure
-from dashboard.live import tables
+from dashboard.live import state, tables
 from dashboard.state import selection
 from tide import analysis
 from tide.analysis import AFTER, BEFORE
@@ -57,8 +62,11 @@ def usage(engine: Engine, run: LiveRun, at: int) -> pd.DataFrame:
     return engine.derived(run, ("usage", at), work)
 
 
+PARTS, LAYERS = VIEWS = ("attribution and routing", "layer by layer")
+
+
 def draw(engine: Engine, trained: LiveRun, switched: LiveRun, shown: list[str], at: int, target: int) -> None:
-    """Draws all of it, trained left and switched right.
+    """Draws the chosen view, trained left and switched right. One at a time: a switch redraws what is seen alone.
 
     Args:
         engine: the model.
@@ -68,30 +76,58 @@ def draw(engine: Engine, trained: LiveRun, switched: LiveRun, shown: list[str], 
         at: the marked position.
         target: token id whose prediction is explained.
     """
-    name = engine.vocabulary.show(target)
+    st.session_state["live_view_input"] = VIEWS[state.view()]
+    st.segmented_control(
+        "show", VIEWS, key="live_view_input", on_change=_take_view, required=True, label_visibility="collapsed"
+    )
+    draw_view = _parts if VIEWS[state.view()] == PARTS else _layers
+    draw_view(engine, trained, switched, shown, at, target)
+
+
+def _take_view() -> None:
+    state.set_view(VIEWS.index(st.session_state["live_view_input"]))
+
+
+def _parts(engine: Engine, trained: LiveRun, switched: LiveRun, shown: list[str], at: int, target: int) -> None:
+    """What every bank of every layer does for the target, and where the prompt's tokens take their memory."""
+    name, layer = engine.vocabulary.show(target), selection().layer
     runs = (("as trained", trained), ("switched", switched))
     if engine.model.config.num_memory_blocks:
         values = {side: attribution(engine, run, at, target) for side, run in runs}
         limit = max(float(np.abs(values["as trained"]).max()), SMALLEST_SCALE)
-        columns = figure_columns([5, 5, 4], "attribution")
-        for column, (side, value) in zip(columns, values.items(), strict=False):
+        for column, (side, run) in zip(figure_columns(2, "attribution"), runs, strict=True):
+            title = f"Contribution to the logit of {name}, {side}"
+            make = partial(figures.attribution, values[side], limit, title, side == "as trained")
             with column:
-                figure = figures.attribution(value, limit, f"To the logit of {name}, {side}")
+                figure = _once("attribution", (run.key, at, target), make) if side == "as trained" else make()
                 show_figure(figure, key=f"live_attribution_{side}", alt=f"Attribution by layer and bank, {side}")
-        with columns[-1]:
-            changed = switched.injection_ratio if switched is not trained else None
-            show_figure(
-                figures.injection_ratio(trained.injection_ratio, changed, at),
-                key="live_ratio",
-                alt="Ratio of injection norm to residual stream norm by layer, as trained and switched",
-            )
-    layer = selection().layer
     for column, (side, run) in zip(figure_columns(2, "evidence"), runs, strict=True):
+        title = f"Routing in layer {layer}, {side}"
+        make = partial(figures.prompt_routing, run.routing[:, layer], shown, layer, at, title, side == "as trained")
         with column:
-            figure = figures.prompt_routing(
-                run.routing[:, layer], shown, layer, at, f"Routing in layer {layer}, {side}"
-            )
+            figure = _once("routing", (run.key, layer, at), make) if side == "as trained" else make()
             show_figure(figure, key=f"live_routing_{side}", alt=f"Routing weights over the prompt, {side}")
-    left, right = figure_columns([5, 4], "lens")
-    left.html(tables.lens(engine, lens(engine, trained, at, target), lens(engine, switched, at, target), name))
-    right.html(tables.usage(usage(engine, trained, at), usage(engine, switched, at)))
+
+
+def _layers(engine: Engine, trained: LiveRun, switched: LiveRun, shown: list[str], at: int, target: int) -> None:
+    """What every layer's stream would predict, and how every layer uses its memory."""
+    name = engine.vocabulary.show(target)
+    st.html(tables.lens(engine, lens(engine, trained, at, target), lens(engine, switched, at, target), name))
+    left, right = figure_columns([5, 4], "layers")
+    left.html(tables.usage(usage(engine, trained, at), usage(engine, switched, at)))
+    with right:
+        show_figure(
+            figures.injection_ratio(
+                trained.injection_ratio, None if switched is trained else switched.injection_ratio, at
+            ),
+            key="live_ratio",
+            alt="Ratio of injection norm to residual stream norm by layer, as trained and switched",
+        )
+
+
+def _once(name: str, question: tuple, make: Callable[[], go.Figure]) -> go.Figure:
+    """The figure of the run as trained, which no switch changes: made once, until the question is another."""
+    kept = st.session_state.get(f"live_figure_{name}")
+    if kept is None or kept[0] != question:
+        kept = st.session_state[f"live_figure_{name}"] = question, make()
+    return kept[1]

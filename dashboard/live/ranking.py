@@ -5,7 +5,8 @@ import streamlit as st
 
 from dashboard.engine import Engine
 from dashboard.figures import live as figures
-from dashboard.frame import download_table, problem, show_figure
+from dashboard.frame import download_table, problem, show_figure, token_markdown
+from dashboard.live import state
 from tide.cli import UserError
 
 RESULT = "live_sweep"
@@ -17,29 +18,33 @@ EXPLANATION = (
 
 
 @st.fragment
-def draw(engine: Engine, token_ids: tuple[int, ...], at: int, target: int) -> None:
-    """Draws the button and, when it has run for this very prompt, position and target, the bars."""
+def draw(engine: Engine) -> None:
+    """Draws the button and the bars of the last ranking, which name what they are of.
+
+    A fragment of its own: a switch does not change it. What it ranks is asked when the button is clicked.
+    """
     config = engine.model.config
     count = config.num_hidden_layers * (config.num_memory_blocks + 1)
-    question = (token_ids, at, target)
-    stored = st.session_state.get(RESULT)
-    if stored is not None and stored[0] == question:
-        measure = st.segmented_control(
-            "ranked", list(MEASURES), key="live_measure", format_func=MEASURES.__getitem__, default="kl", required=True
-        )
-        show_figure(figures.sweep(stored[1], measure or "kl"), key="live_sweep_chart", alt="Switches ranked by effect")
-        st.caption(EXPLANATION)
-        download_table(stored[1], "sweep")
-        return
     st.markdown(f"**Which of the {count} switches matters most here?**")
     if st.button("Rank them", icon=":material/leaderboard:", disabled=not config.num_memory_blocks):
         try:
+            question = state.question(engine)
             st.session_state[RESULT] = question, _run(engine, question)
         except UserError as error:
             problem(error)
-            return
-        st.rerun(scope="fragment")
     st.caption(EXPLANATION)
+    if RESULT not in st.session_state:
+        return
+    (token_ids, at, target), table = st.session_state[RESULT]
+    shown = engine.vocabulary.show_all(token_ids)
+    st.markdown(
+        f"After {token_markdown(''.join(shown[: at + 1]))}, target {token_markdown(engine.vocabulary.show(target))}:"
+    )
+    measure = st.segmented_control(
+        "ranked", list(MEASURES), key="live_measure", format_func=MEASURES.__getitem__, default="kl", required=True
+    )
+    show_figure(figures.sweep(table, measure or "kl"), key="live_sweep_chart", alt="Switches ranked by effect")
+    download_table(table, "sweep")
 
 
 def _run(engine: Engine, question: tuple[tuple[int, ...], int, int]) -> pd.DataFrame:

@@ -5,14 +5,15 @@ from collections.abc import Iterable
 import streamlit as st
 
 from dashboard.components.switch_grid import Pairs
+from dashboard.engine import Engine
 from dashboard.frame import problem
 from tide import Intervention, TideConfig
 from tide.intervention import Off, Rule, Swap
 
 DEFAULT_PROMPT = "The capital of France is"
 HISTORY = 100  # steps that undo goes back
-PROMPT, AT, TARGET, SWITCHES, PAST, HOW = (
-    f"live_{name}" for name in ("prompt", "at", "target", "switches", "past", "how")
+PROMPT, AT, TARGET, SWITCHES, PAST, HOW, VIEW = (
+    f"live_{name}" for name in ("prompt", "at", "target", "switches", "past", "how", "view")
 )
 
 
@@ -25,6 +26,7 @@ def start(config: TideConfig, vocab_size: int) -> None:
     state[AT] = int(params["at"]) if params.get("at", "").isdigit() else None
     wanted = params.get("target", "")
     state[TARGET] = int(wanted) if wanted.isdigit() and int(wanted) < vocab_size else None
+    state[VIEW] = int(params.get("view") == "1")
     state[PAST], state[SWITCHES], state[HOW] = [], Intervention(), Off()
     try:
         intervention = Intervention.from_text(params.get("off", ""))
@@ -45,12 +47,43 @@ def write_url() -> None:
         "at": None if state[AT] is None else str(state[AT]),
         "target": None if state[TARGET] is None else str(state[TARGET]),
         "off": state[SWITCHES].to_text() or None,
+        "view": str(state[VIEW]) if state[VIEW] else None,
     }
     for name, value in wanted.items():
         if value is None:
             st.query_params.pop(name, None)
         elif st.query_params.get(name) != value:
             st.query_params[name] = value
+
+
+def view() -> int:
+    """Number of the chosen view of the evidence, 0 or 1."""
+    return st.session_state[VIEW]
+
+
+def set_view(number: int) -> None:
+    """Chooses a view of the evidence."""
+    st.session_state[VIEW] = number
+
+
+def position(token_ids: tuple[int, ...]) -> int:
+    """The marked position: the chosen one where the prompt has it, else the last."""
+    wanted = st.session_state[AT]
+    return wanted if wanted is not None and wanted < len(token_ids) else len(token_ids) - 1
+
+
+def question(engine: Engine) -> tuple[tuple[int, ...], int, int]:
+    """Prompt, marked position and target: the chosen token, else the likeliest as trained.
+
+    Raises:
+        UserError: as `Engine.encode` and `Engine.run`.
+    """
+    token_ids = engine.encode(st.session_state[PROMPT])
+    at, target = position(token_ids), st.session_state[TARGET]
+    if target is None:
+        trained = engine.run(token_ids)
+        target = int(engine.compare(trained, trained, at).trained["token_id"][0])
+    return token_ids, at, target
 
 
 def switches() -> Intervention:

@@ -6,10 +6,11 @@ import streamlit as st
 
 from dashboard.engine import Engine
 from dashboard.frame import problem
+from dashboard.live import state
 from tide import Intervention
 from tide.analysis import first_difference
 from tide.cli import UserError
-from tide.tokens import as_html
+from tide.tokens import as_html, shorten
 
 WRITER = "live_writer"
 REDRAW_SECONDS = 0.2
@@ -55,44 +56,45 @@ class Writer:
             self.error = error
 
 
-def draw(engine: Engine, token_ids: tuple[int, ...], intervention: Intervention) -> None:
-    """Draws the controls and the two texts.
+def draw(engine: Engine) -> None:
+    """Draws the controls and the last two texts, which name the switches that they were written with.
 
-    Args:
-        engine: the model.
-        token_ids: of the prompt.
-        intervention: the switches of the right text.
+    A fragment of its own, with a timer while it writes: a switch does not change it. What is switched is asked when
+    the button is clicked.
     """
-    question = (token_ids, intervention)
+    running = (writer := st.session_state.get(WRITER)) is not None and writer.running
+    # The timer of a fragment is set where the fragment is called, so that Write and Stop rerun the page around it.
+    st.fragment(_panel, run_every=REDRAW_SECONDS if running else None)(engine, running)
+
+
+def _panel(engine: Engine, was_running: bool) -> None:
     writer: Writer | None = st.session_state.get(WRITER)
-    if writer is not None and writer.question != question:  # another prompt, other switches: another text
-        writer.stop()
-        writer = st.session_state[WRITER] = None
-    running = writer is not None and writer.running
     st.markdown("**Let it write on**")
-    room = engine.context_length - len(token_ids)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        st.number_input("tokens", 1, max(1, room), min(LENGTH, max(1, room)), key="live_length", width=110)
+        st.number_input("tokens", 1, engine.context_length, LENGTH, key="live_length", width=110)
         st.number_input("temperature", 0.0, 5.0, 0.0, 0.1, key="live_heat", width=130)
         st.number_input("seed", 0, 9999, 0, key="live_write_seed", width=110)
-        if running and writer is not None:
+        if was_running and writer is not None:
             st.button("Stop", on_click=writer.stop, icon=":material/stop:")
-        else:
-            st.button("Write", on_click=_start, args=(engine, question), icon=":material/edit:", disabled=room < 1)
-    # The timer of a fragment is set where the fragment is called: here, in the part that Write and Stop rerun.
-    st.fragment(_texts, run_every=REDRAW_SECONDS if running else None)(engine, running)
+        elif st.button("Write", icon=":material/edit:"):
+            try:
+                _start(engine)
+                st.rerun()
+            except UserError as error:
+                problem(error)
+    _texts(engine, writer, was_running)
 
 
-def _start(engine: Engine, question: Question) -> None:
+def _start(engine: Engine) -> None:
     chosen = st.session_state
+    question = engine.encode(chosen[state.PROMPT]), state.switches()
     chosen[WRITER] = Writer(
         engine, question, int(chosen["live_length"]), float(chosen["live_heat"]), int(chosen["live_write_seed"])
     )
 
 
-def _texts(engine: Engine, was_running: bool) -> None:
+def _texts(engine: Engine, writer: Writer | None, was_running: bool) -> None:
     """The two texts so far; what follows their first difference stands out."""
-    writer: Writer | None = st.session_state.get(WRITER)
     running = writer is not None and writer.running  # asked first: what was written by then is shown
     texts = writer.texts if writer is not None else ([], [])
     written = [list(text) for text in texts]
@@ -101,7 +103,9 @@ def _texts(engine: Engine, was_running: bool) -> None:
     for name, column, text in zip(SIDES, st.columns(2), written, strict=True):
         at = len(text) if apart is None else apart
         same, own = (as_html(str(engine.tokenizer.decode(part))) for part in (text[:at], text[at:]))
-        note = f"{len(text)} tokens" + ("" if apart is None else f", apart from token {apart} on")
+        switched = writer.question[1].to_text() if writer is not None and name == SIDES[1] else ""
+        note = (f"{as_html(shorten(switched))} · " if switched else "") + f"{len(text)} tokens"
+        note += "" if apart is None else f", apart from token {apart} on"
         body = f"{same}<mark>{own}</mark>" if own else same
         column.html(f'<div class="tide-writing"><b>{name}</b> <i>{note}</i><p>{body or "…"}</p></div>')
     if writer is not None and writer.error is not None:

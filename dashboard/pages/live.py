@@ -54,6 +54,11 @@ def render() -> None:
         has_mean = False
     state.start(engine.model.config, engine.model.config.vocab_size)
     _live(engine, has_mean)
+    one, other = figure_columns(2, "experiments")
+    with one:
+        ranking.draw(engine)
+    with other:
+        writing.draw(engine)
     how_to_read(EXPLANATION)
 
 
@@ -81,8 +86,7 @@ def _live(engine: Engine, has_mean: bool) -> None:
         if state.switches():
             st.button("As trained", on_click=state.undo, icon=":material/undo:")
         return
-    wanted = st.session_state[state.AT]
-    at = wanted if wanted is not None and wanted < len(token_ids) else len(token_ids) - 1
+    at = state.position(token_ids)
     state.write_url()
 
     shown = engine.vocabulary.show_all(token_ids)
@@ -107,11 +111,6 @@ def _live(engine: Engine, has_mean: bool) -> None:
     changed = engine.surprisal(switched) if switched is not trained else None
     st.html(tables.surprisal_strip(engine, token_ids, engine.surprisal(trained), changed, at))
     evidence.draw(engine, trained, switched, shown, at, target)
-    one, other = figure_columns(2, "experiments")
-    with one:
-        ranking.draw(engine, token_ids, at, target)
-    with other:
-        writing.draw(engine, token_ids, state.switches())
 
 
 def _target(engine: Engine, comparison: Comparison, token_ids: tuple[int, ...], at: int) -> int:
@@ -122,7 +121,8 @@ def _target(engine: Engine, comparison: Comparison, token_ids: tuple[int, ...], 
 
 def _choose_target(engine: Engine, comparison: Comparison, token_ids: tuple[int, ...], at: int, target: int) -> None:
     """A choice among the likely tokens, the one that follows in the prompt, and the token of the sidebar."""
-    options = [*comparison.trained["token_id"], *comparison.switched["token_id"], selection().token_id, target]
+    # None of the switched run's tokens: a choice whose options change with a switch would be built anew with each.
+    options = [*comparison.trained["token_id"], selection().token_id, target]
     if at + 1 < len(token_ids):
         options.insert(0, token_ids[at + 1])
     options = list(dict.fromkeys(int(token) for token in options))

@@ -100,8 +100,10 @@ def test_the_switches_are_ranked_beside_their_random_control(visit):
     page.get_by_role("button", name="Rank them").click()
     expect(page.get_by_text("The 20 switches that matter most")).to_be_visible(timeout=60_000)
     expect(page.get_by_text("control: a random direction of the same length")).to_be_visible()
-    page.get_by_role("radio", name="␣of", exact=True).click()  # another question: not its answer
-    expect(page.get_by_role("button", name="Rank them")).to_be_visible()
+    expect(page.get_by_text(re.compile("After .*France␣is, target"))).to_be_visible()  # what it is an answer to
+    page.get_by_role("radio", name="␣capital", exact=True).click()
+    page.get_by_role("button", name="Rank them").click()
+    expect(page.get_by_text(re.compile("After .*The␣capital, target"))).to_be_visible(timeout=60_000)
 
 
 def test_two_texts_are_written_side_by_side_and_can_be_stopped(visit):
