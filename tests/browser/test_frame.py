@@ -89,3 +89,13 @@ def test_the_server_listens_on_this_computer_alone(server):
     port = urlparse(server).port
     listening = {c.laddr.ip for c in psutil.net_connections("inet") if c.status == "LISTEN" and c.laddr.port == port}
     assert listening == {"127.0.0.1"}
+
+
+def test_the_badge_says_that_the_checks_passed_and_lists_them(visit):
+    page = visit("router")
+    badge = page.get_by_role("button", name="checks 5/5 · cpu float32")
+    expect(badge).to_be_visible()
+    assert badge.bounding_box()["x"] > page.get_by_role("heading", name="Router").bounding_box()["x"] + 300  # a corner
+    badge.click()
+    expect(page.get_by_text("routing rows sum to one")).to_be_visible()
+    expect(page.get_by_text("the artifacts belong to this checkpoint")).to_be_visible()
