@@ -48,6 +48,7 @@ def draw(engine: Engine, token_ids: tuple[int, ...], at: int, has_mean: bool) ->
         on_change=_take_preset,
         args=(config,),
         label_visibility="collapsed",
+        wrap=True,
     )
     with st.container(horizontal=True):
         st.button("Undo", on_click=state.undo, disabled=not st.session_state[state.PAST], icon=":material/undo:")

@@ -1,11 +1,12 @@
 """Figures of the Live page, without a browser."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboard.figures.live import MAX_TICKS, injection_ratio, prompt_routing
+from dashboard.figures.live import MAX_TICKS, attribution, injection_ratio, prompt_routing, sweep
 from dashboard.theme import SWITCHED_COLOR, TRAINED_COLOR, WEIGHT_SCALE
 
 HOSTILE = ["<b>x</b>", "`$y$`", "⏎", "⟨E4⟩", "&lt;", '"', "[<|endoftext|>]"]
@@ -56,3 +57,43 @@ def test_the_ratio_figure_draws_both_runs_and_every_axis_has_a_name(positions, l
     np.testing.assert_allclose(lines[0].x, trained.mean(axis=0))
     assert np.isnan(lines[1].x[0])
     assert len(injection_ratio(trained, None, 0).data) == 2
+
+
+def test_attribution_has_one_symmetric_scale_and_zero_is_neutral():
+    values = np.array([[0.5, -2.0, 0.0], [1.0, 0.25, -0.5]])
+    trained, switched = (attribution(values, 2.0, "t", with_scale) for with_scale in (True, False))
+    for figure in (trained, switched):
+        (heatmap,) = figure.data
+        assert (heatmap.zmin, heatmap.zmid, heatmap.zmax) == (-2.0, 0, 2.0)
+        np.testing.assert_allclose(heatmap.z, values)
+        assert heatmap.customdata[1][2] == [2, 1] or tuple(heatmap.customdata[1][2]) == (2, 1)  # bank, layer
+        assert figure.layout.yaxis.title.text == "layer"
+        assert figure.layout.xaxis.title.text == "bank"
+    assert trained.data[0].showscale
+    assert not switched.data[0].showscale
+    assert switched.layout.margin.r > trained.layout.margin.r  # equally wide plots
+
+
+@pytest.mark.parametrize("measure", ["kl", "delta"])
+def test_the_sweep_ranks_by_size_and_shows_every_control(measure):
+    table = pd.DataFrame(
+        {
+            "kind": ["layer", "pair", "pair"],
+            "layer": [0, 0, 1],
+            "bank": [-1, 2, 0],
+            "kl": [0.1, 0.3, 0.2],
+            "delta": [-0.9, 0.2, 0.5],
+            "control_kl": [0.01, 0.02, 0.03],
+            "control_delta": [0.1, -0.1, 0.0],
+        }
+    )
+    figure = sweep(table, measure, rows=2)
+    bars, control = figure.data
+    names = list(figure.layout.yaxis.ticktext)
+    best = {"kl": "bank 2 in layer 0", "delta": "layer 0"}[measure]
+    assert len(names) == 2
+    assert names[-1] == best  # the largest on top
+    row = table.loc[table[measure].abs().idxmax()]
+    assert bars.x[-1] == row[measure]
+    assert control.x[-1] == row[f"control_{measure}"]
+    assert "nats" in figure.layout.xaxis.title.text
