@@ -46,8 +46,8 @@ Both saw the same {tokens:,} tokens in the same batches and order, from the same
   [docs/corpus.md](../../docs/corpus.md)); {tokens_in_data:,} tokens, of which the first {tokens:,} of the shuffled
   order were used. Tokenizer: byte-level BPE of 16,384 ids,
   `python -m tide.training.tokenizer --text corpus --out corpus/tokenizer`.
-- **Commands**: `tide-train --preset demo --blocks 8 --data corpus --compile --out runs/tide-8e` and the same with
-  `--blocks 0 --out runs/base`, each on one thread (`OMP_NUM_THREADS=1`), both beside each other on two cores.
+- **Commands**: `tide-train --recipe assets/demo/tide-8e/recipe.json --blocks 8 --data corpus --out runs/tide-8e` and
+  the same with `--blocks 0 --out runs/base`, each on one thread (`OMP_NUM_THREADS=1`), beside each other on two cores.
 - **Recipe** (`recipe.json` in each folder): {steps:,} steps of {batch} sequences of {length} tokens, AdamW with betas
   {beta1} and {beta2}, weight decay {decay}, z-loss {z_loss}, gradients clipped at norm {clip}; learning rate from
   {start_lr} to {peak_lr} over {warmup} steps, then a cosine down to {floor_lr}; bfloat16 autocast; seed {seed}. Betas,

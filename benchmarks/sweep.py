@@ -22,12 +22,12 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 
 from benchmarks.decode import summary
+from benchmarks.shapes import SMOLLM2
 from dashboard.engine import LiveModel
 from tide import Intervention, TideConfig, TideForCausalLM
 from tide.checkpoint import load_checkpoint
@@ -35,17 +35,7 @@ from tide.cli import ArgumentParser, run_command, whole_number
 from tide.trace import kl_divergence
 
 DEMO_CHECKPOINT = Path(__file__).resolve().parent.parent / "assets" / "demo" / "tide-8e"
-SMOLLM2: dict[str, Any] = {  # SmolLM2-135M, with eight banks
-    "vocab_size": 49_152,
-    "hidden_size": 576,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "intermediate_size": 1536,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "num_memory_blocks": 8,
-}
+NUM_BANKS = 8  # of SmolLM2's shape
 LIMITS = {"demo": 3.0, "smollm2": 2.0}  # times faster than naive, at least
 NAIVE = {"naive": 0, "naive, logits_to_keep=1": 1}
 
@@ -55,7 +45,7 @@ def load(shape: str) -> TideForCausalLM:
     if shape == "demo":
         return load_checkpoint(DEMO_CHECKPOINT, device="cpu", dtype=torch.float32)[0]
     torch.manual_seed(0)
-    return TideForCausalLM(TideConfig(**SMOLLM2)).eval()
+    return TideForCausalLM(TideConfig(**SMOLLM2, num_memory_blocks=NUM_BANKS)).eval()
 
 
 class NaiveSide:

@@ -23,18 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shapes import SMOLLM2
 from tide.cli import ArgumentParser, run_command, whole_number
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 49_152,
-    "hidden_size": 576,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "intermediate_size": 1536,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-}
 SEQUENCES, LENGTH, MICRO_BATCH = 8, 512, 2
 TOKENIZER = Path("assets/demo/base")
 TEXT = Path("assets/heldout/heldout_books.txt")
@@ -55,7 +46,7 @@ def serve(pipe: Connection, num_banks: int, args: argparse.Namespace) -> None:
     recipe = Recipe(
         batch_size=SEQUENCES, sequence_length=LENGTH, micro_batch_size=MICRO_BATCH, compile=args.compile, steps=1000
     )
-    config = TideConfig(**SHAPE, num_memory_blocks=num_banks)
+    config = TideConfig(**SMOLLM2, num_memory_blocks=num_banks)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer: Any = AutoTokenizer.from_pretrained(TOKENIZER)
         tokens = tokenize(DataSource.parse(str(TEXT)), tokenizer, Path(folder), show_progress=False)

@@ -40,8 +40,9 @@ class Verdict:
         """What the badge says."""
         if self.checks is None:
             return f"checking · {self.description}"
-        passed = sum(check.passed for check in self.checks)
-        return f"checks {passed}/{len(self.checks)} · {self.description}"
+        failed = [check.name for check in self.checks if not check.passed]
+        count = f"checks {len(self.checks) - len(failed)}/{len(self.checks)}"
+        return f"{count} · not so: {failed[0]}" if failed else f"{count} · {self.description}"
 
 
 def check(engine: Engine, artifacts: Artifacts) -> Verdict:

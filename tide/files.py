@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +11,13 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """Gives a temporary name beside `path`; what was written there takes the place of `path` at the end.
 
-    When the block fails, `path` stays as it was and the temporary file is removed.
+    When the block fails, `path` stays as it was and the temporary file is removed. No other process has the same
+    temporary name, on whatever computer.
 
     Args:
         path: the file to write; its folder must exist.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
         os.replace(temporary, path)

@@ -129,13 +129,14 @@ def injection_ratio(trained: np.ndarray, switched: np.ndarray | None, target: in
     return go.Figure(traces, layout(title, HEIGHT, xaxis=x_axis, yaxis=y_axis, legend=legend))
 
 
-def attribution(values: np.ndarray, limit: float, title: str, with_scale: bool = True) -> go.Figure:
+def attribution(values: np.ndarray, limit: float, target: str, side: str, with_scale: bool = True) -> go.Figure:
     """Direct contribution of every (layer, bank) to the target's logit.
 
     Args:
         values: [L, K] logits.
         limit: value at which the colours are full; the same for both runs, so that they compare.
-        title: of the figure.
+        target: the target token as shown, plain text.
+        side: "as trained" or "switched".
         with_scale: draw the colour bar; its place stays empty without.
     """
     num_layers, num_banks = values.shape
@@ -153,6 +154,7 @@ def attribution(values: np.ndarray, limit: float, title: str, with_scale: bool =
     }
     x_axis = {"title": {"text": "bank"}, "dtick": 1 if num_banks <= MAX_TICKS else 4, "showgrid": False}
     y_axis = {"title": {"text": "layer"}, "dtick": 1 if num_layers <= MAX_TICKS else 4, "showgrid": False}
+    title = f"Contribution to the logit of “{token_label(target)}”, {side}"
     return go.Figure([heatmap], layout(title, HEIGHT, **beside_bar(with_scale), xaxis=x_axis, yaxis=y_axis))
 
 

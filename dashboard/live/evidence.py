@@ -96,8 +96,7 @@ def _parts(engine: Engine, trained: LiveRun, switched: LiveRun, shown: list[str]
         values = {side: attribution(engine, run, at, target) for side, run in runs}
         limit = max(float(np.abs(values["as trained"]).max()), SMALLEST_SCALE)
         for column, (side, run) in zip(figure_columns(2, "attribution"), runs, strict=True):
-            title = f"Contribution to the logit of {name}, {side}"
-            make = partial(figures.attribution, values[side], limit, title, side == "as trained")
+            make = partial(figures.attribution, values[side], limit, name, side, side == "as trained")
             with column:
                 figure = _once("attribution", (run.key, at, target), make) if side == "as trained" else make()
                 show_figure(figure, key=f"live_attribution_{side}", alt=f"Attribution by layer and bank, {side}")
@@ -111,8 +110,9 @@ def _parts(engine: Engine, trained: LiveRun, switched: LiveRun, shown: list[str]
 
 def _layers(engine: Engine, trained: LiveRun, switched: LiveRun, shown: list[str], at: int, target: int) -> None:
     """What every layer's stream would predict, and how every layer uses its memory."""
-    name = engine.vocabulary.show(target)
-    st.html(tables.lens(engine, lens(engine, trained, at, target), lens(engine, switched, at, target), name))
+    st.html(tables.lens(engine, lens(engine, trained, at, target), lens(engine, switched, at, target), target))
+    if not engine.model.config.num_memory_blocks:
+        return  # a Base model has no memory to use
     left, right = figure_columns([5, 4], "layers")
     left.html(tables.usage(usage(engine, trained, at), usage(engine, switched, at)))
     with right:

@@ -24,9 +24,11 @@ def draw(engine: Engine) -> None:
     A fragment of its own: a switch does not change it. What it ranks is asked when the button is clicked.
     """
     config = engine.model.config
+    if not config.num_memory_blocks:
+        return
     count = config.num_hidden_layers * (config.num_memory_blocks + 1)
     st.markdown(f"**Which of the {count} switches matters most here?**")
-    if st.button("Rank them", icon=":material/leaderboard:", disabled=not config.num_memory_blocks):
+    if st.button("Rank them", icon=":material/leaderboard:"):
         try:
             question = state.question(engine)
             st.session_state[RESULT] = question, _run(engine, question)

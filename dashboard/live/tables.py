@@ -100,7 +100,7 @@ def _change_ground(nats: float) -> str:
     return _ground("194, 87, 26" if nats > 0 else "11, 110, 153", abs(nats) / FULL_CHANGE)
 
 
-def lens(engine: Engine, trained: pd.DataFrame, switched: pd.DataFrame, target: str) -> str:
+def lens(engine: Engine, trained: pd.DataFrame, switched: pd.DataFrame, target: int) -> str:
     """The logit lens at the marked position: what each layer's stream would predict, before and after its injection.
 
     Args:
@@ -108,7 +108,7 @@ def lens(engine: Engine, trained: pd.DataFrame, switched: pd.DataFrame, target: 
         trained: a row a layer: layer, before_id, before_p, after_id, after_p, before_target, after_target (log p of
             the target in nats).
         switched: the same with the switches.
-        target: the target token as shown.
+        target: token id of the target.
     """
     both = trained.merge(switched, on="layer", suffixes=("_trained", "_switched"))
     body = []
@@ -121,7 +121,7 @@ def lens(engine: Engine, trained: pd.DataFrame, switched: pd.DataFrame, target: 
                 cells.append(f"<td>{chip} {probability(row[f'{stage}_p_{side}'])}</td>")
             cells.append(f"<td>{change(row[f'after_target_{side}'] - row[f'before_target_{side}'])}</td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
-    goal = token_chip(target, -1, width=12)
+    goal = token_chip(engine.vocabulary.show(target), target, width=12)
     head = "<th>layer</th>" + 2 * f"<th>before m</th><th>after m</th><th>Δ log p({goal})</th>"
     group = '<tr><th></th><th colspan="3">as trained</th><th colspan="3">switched</th></tr>'
     caption = "<caption>Logit lens: likeliest next token in every layer's stream</caption>"

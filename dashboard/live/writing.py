@@ -71,9 +71,9 @@ def _panel(engine: Engine, was_running: bool) -> None:
     writer: Writer | None = st.session_state.get(WRITER)
     st.markdown("**Let it write on**")
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        st.number_input("tokens", 1, engine.context_length, LENGTH, key="live_length", width=110)
-        st.number_input("temperature", 0.0, 5.0, 0.0, 0.1, key="live_heat", width=130)
-        st.number_input("seed", 0, 9999, 0, key="live_write_seed", width=110)
+        st.number_input("tokens", 1, engine.context_length, LENGTH, key="tokens", bind="query-params", width=110)
+        st.number_input("temperature", 0.0, 5.0, 0.0, 0.1, key="temperature", bind="query-params", width=130)
+        st.number_input("seed", 0, 9999, 0, key="seed", bind="query-params", width=110)
         if was_running and writer is not None:
             st.button("Stop", on_click=writer.stop, icon=":material/stop:")
         elif st.button("Write", icon=":material/edit:"):
@@ -88,9 +88,7 @@ def _panel(engine: Engine, was_running: bool) -> None:
 def _start(engine: Engine) -> None:
     chosen = st.session_state
     question = engine.encode(chosen[state.PROMPT]), state.switches()
-    chosen[WRITER] = Writer(
-        engine, question, int(chosen["live_length"]), float(chosen["live_heat"]), int(chosen["live_write_seed"])
-    )
+    chosen[WRITER] = Writer(engine, question, int(chosen["tokens"]), float(chosen["temperature"]), int(chosen["seed"]))
 
 
 def _texts(engine: Engine, writer: Writer | None, was_running: bool) -> None:

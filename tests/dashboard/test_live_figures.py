@@ -61,14 +61,15 @@ def test_the_ratio_figure_draws_both_runs_and_every_axis_has_a_name(positions, l
 
 def test_attribution_has_one_symmetric_scale_and_zero_is_neutral():
     values = np.array([[0.5, -2.0, 0.0], [1.0, 0.25, -0.5]])
-    trained, switched = (attribution(values, 2.0, "t", with_scale) for with_scale in (True, False))
+    trained, switched = (attribution(values, 2.0, "<b>x</b>", "as trained", with_scale) for with_scale in (True, False))
     for figure in (trained, switched):
         (heatmap,) = figure.data
         assert (heatmap.zmin, heatmap.zmid, heatmap.zmax) == (-2.0, 0, 2.0)
         np.testing.assert_allclose(heatmap.z, values)
-        assert heatmap.customdata[1][2] == [2, 1] or tuple(heatmap.customdata[1][2]) == (2, 1)  # bank, layer
+        assert list(heatmap.customdata[1][2]) == [2, 1]  # bank, layer
         assert figure.layout.yaxis.title.text == "layer"
         assert figure.layout.xaxis.title.text == "bank"
+        assert "<" not in figure.layout.title.text  # a token is never read as markup
     assert trained.data[0].showscale
     assert not switched.data[0].showscale
     assert switched.layout.margin.r > trained.layout.margin.r  # equally wide plots

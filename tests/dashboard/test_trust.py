@@ -39,7 +39,7 @@ def test_a_failed_check_shows_in_the_label(monkeypatch, engine, artifacts):
     monkeypatch.setattr(trust, "run_checks", lambda *_: found)
     verdict = trust.check(engine, artifacts)
     verdict.wait()
-    assert verdict.label.startswith("checks 1/2")
+    assert verdict.label == "checks 1/2 · not so: b"
     assert verdict.checks == found
 
 

@@ -10,7 +10,6 @@ import errno
 import hashlib
 import json
 import os
-import secrets
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from tide.cli import UserError
+from tide.files import replacing
 from tide.training.sources import CACHE_FOLDER, DataSource
 
 __all__ = ["CACHE_FOLDER", "TokenShards", "WindowDataset", "encode_documents", "token_dtype", "tokenize"]
@@ -336,16 +336,10 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
     Raises:
         UserError: as `writing_in`.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with writing_in(path.parent):
-        try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())  # a network file system tells only now that it is full
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with writing_in(path.parent), replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # a network file system tells only now that it is full
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The training loop, on Accelerate: deterministic batches, atomic saves, exact resumption, one process or many."""
 
 import contextlib
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator, init_empty_weights
 from accelerate.utils import DistributedType, TorchDynamoPlugin
-from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -24,16 +22,16 @@ from torch.distributed.checkpoint.state_dict import (
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from tide.checkpoint import COUNTS_FILE
 from tide.cli import UserError
 from tide.config import TideConfig
 from tide.frequency import frequency_deciles
 from tide.model import TideForCausalLM
 from tide.tokens import Vocabulary
 from tide.training.data import WindowDataset
-from tide.training.folder import LOG_FILE, RECIPE_FILE, RunFolder, saving
+from tide.training.export import write_checkpoint
+from tide.training.folder import LOG_FILE, RunFolder, saving
 from tide.training.log import TrainingLog
-from tide.training.module import TrainingModule, build_model, build_optimizer, evaluating
+from tide.training.module import TrainingModule, build_model, build_optimizer, evaluating, full
 from tide.training.recipe import Recipe
 from tide.training.summaries import (
     NUM_SUMMARIES,
@@ -296,7 +294,7 @@ class Run:
             "step": done,
             "tokens": done * self.recipe.tokens_per_step,
             "loss": round(self.accelerator.reduce(loss, "mean").item(), 6),
-            "gradient_norm": round(float(full_scalar(norm)), 5),
+            "gradient_norm": round(float(full(norm)), 5),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "tokens_per_second": round(self._seen / elapsed, 1),
             "null_weight": self._null_weights(batch[:NULL_PROBE_ROWS]),
@@ -375,32 +373,14 @@ class Run:
         if self.accelerator.is_main_process:
             temporary = self.folder.temporary(target or self.folder.path / "checkpoint")
             with saving(self.folder.path, "The checkpoint"):
-                self._write_checkpoint(temporary, step, weights, counts)
+                about = {**self.settings, "recipe": asdict(self.recipe), "steps_done": step}
+                own = {name.removeprefix("model."): weight.to(self.save_dtype) for name, weight in weights.items()}
+                write_checkpoint(temporary, self.config, own, self.tokenizer, counts, about)
                 if target:
                     self.folder.replace(temporary, target)
                 else:
                     self.folder.finish(temporary)
         self.accelerator.wait_for_everyone()
-
-    def _write_checkpoint(
-        self, folder: Path, step: int, weights: dict[str, torch.Tensor], counts: torch.Tensor
-    ) -> None:
-        own = {name.removeprefix("model."): w.to(self.save_dtype) for name, w in weights.items()}
-        with init_empty_weights(include_buffers=False):
-            shell = TideForCausalLM(self.config)
-        shell.load_state_dict(own, strict=False, assign=True)  # a tied unembedding may be stored once
-        shell.tie_weights()
-        shell.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        seen = step * self.recipe.tokens_per_step
-        save_file({"counts": counts}, folder / COUNTS_FILE, {"corpus": f"the {seen:,} tokens of the training run"})
-        about = {**self.settings, "recipe": asdict(self.recipe), "steps_done": step}
-        (folder / RECIPE_FILE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-
-
-def full_scalar(value: Any) -> torch.Tensor:
-    """A scalar that FSDP may have replicated as a DTensor."""
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 @contextlib.contextmanager

