@@ -22,6 +22,7 @@ PROBE_NEIGHBORS = 5  # of each token in each table: the nearest decide what the 
 ROW_SUM_TOLERANCE = 1e-5  # the router's softmax is in float32 whatever the model's dtype
 ROUTING_TOLERANCE = {True: 1e-4, False: 0.05}
 COSINE_TOLERANCE = {True: 1e-4, False: 0.01}
+INDEX_TOLERANCE = {"flat": 0.0, "fp16": 2e-3, "sq8": 0.02}  # of cosines of rows that an index has rounded, beside that
 LOGIT_TOLERANCE = {True: 0.0, False: 0.02}  # of the largest logit; in float32 bit for bit
 
 Finding = tuple[bool, str]
@@ -146,23 +147,24 @@ def _neighbors(model: TideForCausalLM, artifacts: Artifacts) -> Finding:
     if not artifacts.has("neighbors"):
         return True, "There is nothing to compare: the stage neighbors was not run."
     token_ids, k = _probe(artifacts.vocab_size), min(PROBE_NEIGHBORS, artifacts.vocab_size - 1)
-    tables: list[str | int] = ["embedding", *range(artifacts.num_banks)]
     errors = []
-    for table in tables:
+    for table in artifacts.tables:
         found = [artifacts.neighbors(token_id, table, k) for token_id in token_ids]
         ids = np.concatenate([token_ids[:, None], np.stack([nearest for nearest, _ in found])], axis=1)  # (P, 1 + k)
         rows = _vectors(model, table, torch.from_numpy(ids).to(model.device)).float()  # (P, 1 + k, d)
         live = torch.cosine_similarity(rows[:, :1], rows[:, 1:], dim=-1).cpu().numpy()
         errors.append(np.abs(live - np.stack([cosines for _, cosines in found])).max(axis=1))
-    return _compared(
-        "cosines", np.stack(errors).max(axis=0), COSINE_TOLERANCE[_is_float32(model, artifacts, "neighbors")]
-    )
+    allowed = COSINE_TOLERANCE[_is_float32(model, artifacts, "neighbors")]
+    allowed += INDEX_TOLERANCE[artifacts.parameters("neighbors")["index"]]
+    return _compared("cosines", np.stack(errors).max(axis=0), allowed)
 
 
 def _vectors(model: TideForCausalLM, table: str | int, ids: torch.Tensor) -> torch.Tensor:
     """[..., d], what the model reads for token ids [...] in a table."""
     if table == "embedding":
         return model.get_input_embeddings()(ids)
+    if table == "unembedding":
+        return model.lm_head.weight[ids]
     assert model.model.memory is not None
     return model.model.memory(ids)[..., table, :]
 

@@ -4,6 +4,7 @@ import contextlib
 import resource
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -34,6 +35,11 @@ class Cost:
             torch.cuda.reset_peak_memory_stats()
         return self
 
+    def record(self) -> dict[str, float]:
+        """The attributes by name."""
+        names = ("seconds", "peak_memory_mb", "peak_gpu_memory_mb")
+        return {name: getattr(self, name) for name in names}
+
     def __exit__(self, *_: object) -> None:
         self.seconds = round(time.perf_counter() - self._start, 2)
         self.peak_memory_mb = round(peak_resident_bytes() / 1e6, 1)
@@ -49,3 +55,10 @@ def peak_resident_bytes() -> int:
                 return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def total(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The cost of pieces that were made one after another or side by side: seconds of all, peaks of the largest."""
+    listed = list(costs)
+    peaks = {name: max(cost[name] for cost in listed) for name in ("peak_memory_mb", "peak_gpu_memory_mb")}
+    return {"seconds": round(sum(cost["seconds"] for cost in listed), 2), **peaks}

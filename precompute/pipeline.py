@@ -1,97 +1,39 @@
-"""Which stage needs which, what each is made from, and running those that are not there yet.
+"""Making the artifacts that are not there yet: which stage comes when, resumption, several processes, progress.
 
-A stage has a key, a hash of all that it is made from. A stage whose key is in the manifest and whose files are whole
-is kept; with other text, templates, counts or parameters it is made anew.
+A stage has a key, a hash of all that it is made from, the keys of the stages that it needs included. A stage whose key
+is in the manifest and whose files are whole is kept; with other text, templates, counts or parameters it is made anew.
+Of a stage that is not finished, the pieces that are there are kept.
 """
 
 import hashlib
 import json
-import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
-import numpy as np
-from transformers import PreTrainedTokenizerFast
-
-from precompute.artifacts import Artifacts
-from precompute.collapse import collapse_tables, read_study
-from precompute.frequency import token_table
-from precompute.measure import Cost
-from precompute.neighbors import STORED_K, load_faiss, neighbor_tables
-from precompute.routing import FORMAT as ROUTING_FORMAT
-from precompute.routing import routing_statistics
-from precompute.store import Store, Tables
-from precompute.text import check_text_files, describe_text, encode_files
-from tide.checkpoint import COUNTS_FILE, check_checkpoint, fingerprint, load_checkpoint, read_config, token_counts
+from precompute.measure import Cost, total
+from precompute.parts import Parts
+from precompute.stage import Context, Job, Stage, named
+from precompute.stages import STAGES
+from precompute.store import ArtifactError, Store
+from precompute.workers import Workers
+from tide.checkpoint import check_checkpoint, read_config
 from tide.cli import UserError
 from tide.config import TideConfig
-from tide.frequency import count_tokens
-from tide.model import TideForCausalLM
-from tide.tokens import Vocabulary
 
-NEEDS: dict[str, tuple[str, ...]] = {"frequency": (), "routing": ("frequency",), "neighbors": (), "collapse": ()}
-"""The stages in the order in which they run, each with those it needs."""
-
-PACKAGES = ("tide-explorer", "torch", "transformers", "numpy", "faiss-cpu", "faiss-gpu")
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to measure, on what.
-
-    Attributes:
-        checkpoint: folder of the model.
-        out: folder of the artifacts.
-        templates: file of the collapse study.
-        text: held-out text, for routing; and for counts where there are no others.
-        count_text: text whose tokens are counted, where the checkpoint holds no counts.
-        base: folder of the Base model of the collapse study.
-        device: cpu, cuda or mps.
-        show_progress: draw progress bars and say what is done.
-    """
-
-    checkpoint: Path
-    out: Path
-    templates: Path
-    text: tuple[Path, ...] = ()
-    count_text: tuple[Path, ...] = ()
-    base: Path | None = None
-    device: str = "cpu"
-    show_progress: bool = True
-
-
-@dataclass
-class Plan:
-    """How one stage is made.
-
-    Attributes:
-        inputs: names all that it is made from; its hash is the stage's key.
-        make: makes it.
-        parameters: what the manifest says about how it was made.
-        top: entries that it brings to the manifest itself.
-    """
-
-    inputs: dict[str, Any]
-    make: Callable[[], Tables]
-    parameters: dict[str, Any]
-    top: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        """32 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(self.inputs, sort_keys=True).encode()).hexdigest()[:32]
+PACKAGES = ("tide-explorer", "torch", "transformers", "numpy", "faiss-cpu", "faiss-gpu", "scikit-learn", "umap-learn")
 
 
 def stages_to_run(only: Sequence[str]) -> list[str]:
     """The stages asked for (all, where none is named) and those they need, in order."""
-    wanted = set(only or NEEDS)
-    wanted |= {needed for stage in wanted for needed in NEEDS[stage]}
-    return [stage for stage in NEEDS if stage in wanted]
+    wanted = set(only or STAGES)
+    while missing := {needed for name in wanted for needed in STAGES[name].needs} - wanted:
+        wanted |= missing
+    return [name for name in STAGES if name in wanted]
 
 
 def run(job: Job, only: Sequence[str] = ()) -> list[str]:
@@ -99,7 +41,7 @@ def run(job: Job, only: Sequence[str] = ()) -> list[str]:
 
     Args:
         job: what to measure.
-        only: stages to make; by default all.
+        only: stages to make; by default all that can be made of this checkpoint.
 
     Returns:
         The stages that were made, without those that were there.
@@ -107,14 +49,13 @@ def run(job: Job, only: Sequence[str] = ()) -> list[str]:
     Raises:
         UserError: one sentence, for a wrong input (`ArtifactError` for a wrong folder).
     """
-    return Pipeline(job).run(stages_to_run(only))
+    return Pipeline(job).run(only)
 
 
 class Pipeline:
-    """One run. Models and texts are read when the first stage that is not there asks for them."""
+    """One run, alone or one of several processes of it."""
 
     def __init__(self, job: Job):
-        self.job = job
         check_checkpoint(job.checkpoint)
         if job.base is not None:
             check_checkpoint(job.base)
@@ -122,147 +63,133 @@ class Pipeline:
                 raise UserError(
                     f"--base {job.base} has {blocks} memory banks; give a Base checkpoint, trained with K = 0."
                 )
+        self.workers = Workers()
+        self.job = replace(
+            job, device=self.workers.device(job.device), show_progress=job.show_progress and self.workers.is_first
+        )
+        self.context = Context(self.job)
+        self._keys: dict[str, str] = {}
 
-    def run(self, stages: Sequence[str]) -> list[str]:
-        """Makes the stages of a list that are not there yet; returns their names."""
-        plans = {stage: getattr(self, f"_plan_{stage}")() for stage in stages}  # wrong inputs end here, before any work
-        self.store = Store(self.job.out, self._identity())
-        made = []
-        for stage, plan in plans.items():
-            if self.store.is_done(stage, plan.key):
-                self._say(f"{stage}: is there already")
-                continue
-            with Cost() as cost:
-                tables = plan.make()
-            record = {
-                "parameters": plan.parameters,
-                "device": self.job.device,
-                "versions": versions(),
-                "seconds": cost.seconds,
-                "peak_memory_mb": cost.peak_memory_mb,
-                "peak_gpu_memory_mb": cost.peak_gpu_memory_mb,
+    def run(self, only: Sequence[str] = ()) -> list[str]:
+        """Makes stages that are not there yet; returns their names."""
+        stages = [STAGES[name] for name in stages_to_run(only)]
+        for stage in list(stages):
+            if why := stage.unavailable(self.context):
+                if stage.name in only or any(stage.name in other.needs for other in stages):
+                    raise UserError(why)
+                self._say(f"{stage.name}: left out. {why}")
+                stages.remove(stage)
+        for stage in stages:
+            stage.check(self.context)  # wrong inputs end here, before any work
+        if self.workers.is_first:
+            self._open()  # a folder that cannot be used ends here
+        self.workers.wait()
+        _ = self._other  # so does one that cannot be reused
+        return [stage.name for stage in stages if self._make(stage)]
+
+    def _open(self) -> Store:
+        return Store(self.job.out, self._identity)
+
+    def _make(self, stage: Stage) -> bool:
+        """Makes one stage, unless it is there."""
+        self.workers.wait()  # the first process has written what comes before
+        key, store = self.key(stage), Store.reopen(self.job.out)
+        if store.is_done(stage.name, key):
+            self._say(f"{stage.name}: is there already")
+            return False
+        if self._is_reusable(stage.name, key):
+            if self.workers.is_first:
+                self._reuse(stage, key, store)
+            return False
+        rounds = stage.rounds(self.context)
+        parts = Parts(self.job.out, stage.name, key, list(chain.from_iterable(rounds)))
+        if self.workers.is_first:
+            parts.prepare()
+        if there := len(parts.pieces) - len(parts.missing()):
+            self._say(f"{stage.name}: {there} of {len(parts.pieces)} pieces are there already")
+        self.context.parts = parts
+        for pieces in rounds:
+            missing = parts.missing(pieces)
+            self.workers.wait()  # all have seen the same pieces missing
+            for piece in self.workers.mine(missing):
+                with Cost() as cost:
+                    tables = stage.measure(self.context, piece)
+                parts.write(piece, tables, cost)
+            self.workers.wait()
+        if self.workers.is_first:
+            self._finish(stage, key, parts, store)
+        return True
+
+    @cached_property
+    def _other(self) -> Store | None:
+        """The folder of `--reuse`.
+
+        Raises:
+            ArtifactError: when it cannot be read, or holds artifacts of another checkpoint.
+        """
+        if self.job.reuse is None:
+            return None
+        other = Store.reopen(self.job.reuse)
+        if other.manifest["checkpoint"]["fingerprint"] != self._identity["checkpoint"]["fingerprint"]:
+            raise ArtifactError(
+                f"--reuse {self.job.reuse} holds artifacts of another checkpoint; leave the option out."
+            )
+        return other
+
+    def _is_reusable(self, stage: str, key: str) -> bool:
+        return self._other is not None and self._other.is_done(stage, key)
+
+    def _reuse(self, stage: Stage, key: str, store: Store) -> None:
+        assert self._other is not None
+        entry = dict(self._other.manifest["stages"][stage.name])
+        files = [self._other.folder / name for name in entry.pop("files")]
+        store.write_stage(stage.name, key, {file.name: file for file in files}, entry, stage.top(self.context))
+        self._say(f"{stage.name}: taken from {self._other.folder}")
+
+    def _finish(self, stage: Stage, key: str, parts: Parts, store: Store) -> None:
+        with Cost() as cost:
+            tables = stage.combine(self.context, parts)
+        spent = total([*parts.costs(), cost.record()])
+        record = {
+            "needs": {name: self.key(STAGES[name]) for name in stage.needs},
+            "parameters": stage.parameters(self.context),
+            "device": self.job.device,
+            "processes": self.workers.count,
+            "versions": versions(),
+            **spent,
+        }
+        store.write_stage(stage.name, key, tables, record, stage.top(self.context))
+        parts.clear()
+        self._say(f"{stage.name}: {spent['seconds']:.1f} s, peak memory {spent['peak_memory_mb']:,.0f} MB")
+
+    def key(self, stage: Stage) -> str:
+        """32 hexadecimal digits that name all that a stage is made from."""
+        if stage.name not in self._keys:
+            inputs = {
+                "stage": stage.name,
+                "format": stage.format,
+                "inputs": stage.inputs(self.context),
+                "needs": {name: self.key(STAGES[name]) for name in stage.needs},
             }
-            self.store.write_stage(stage, plan.key, tables, record, plan.top)
-            self._say(f"{stage}: {cost.seconds:.1f} s, peak memory {cost.peak_memory_mb:,.0f} MB")
-            made.append(stage)
-        return made
+            content = json.dumps(inputs, sort_keys=True).encode()
+            self._keys[stage.name] = hashlib.sha256(content).hexdigest()[:32]
+        return self._keys[stage.name]
 
     def _say(self, line: str) -> None:
         if self.job.show_progress:
             print(line, file=sys.stderr)
 
-    # --- What everything is made from ------------------------------------------------------------------------
-
+    @cached_property
     def _identity(self) -> dict[str, Any]:
-        config = TideConfig.from_pretrained(self.job.checkpoint)
+        config = self.context.config
         model = {
             "num_layers": config.num_hidden_layers,
             "num_banks": config.num_memory_blocks,
             "vocab_size": config.vocab_size,
             "hidden_size": config.hidden_size,
+            "tied": config.tie_word_embeddings,
         }
-        return {"checkpoint": self._named(self.job.checkpoint), "model": model}
-
-    def _named(self, checkpoint: Path) -> dict[str, str]:
-        """Path of a checkpoint seen from the artifacts folder, so that both can move together, and its fingerprint."""
-        relative = os.path.relpath(checkpoint.resolve(), self.job.out.resolve())
-        return {"path": Path(relative).as_posix(), "fingerprint": fingerprint(checkpoint)}
-
-    @cached_property
-    def _text(self) -> dict[str, Any]:
-        if not self.job.text:
-            raise UserError("There is no held-out text; give --text FILE.")
-        check_text_files(self.job.text, "--text")
-        return describe_text(self.job.text)
-
-    @cached_property
-    def _model(self) -> tuple[TideForCausalLM, PreTrainedTokenizerFast]:
-        return load_checkpoint(self.job.checkpoint, self.job.device)
-
-    # --- Plans -----------------------------------------------------------------------------------------------
-
-    def _plan_frequency(self) -> Plan:
-        counted = token_counts(self.job.checkpoint)
-        if counted is not None:
-            counts, corpus = counted
-            source = {"counts": hashlib.sha256(counts.tobytes()).hexdigest()[:32]}
-            parameters: dict[str, Any] = {"count_corpus": corpus, "count_source": COUNTS_FILE}
-        else:
-            text = self._count_text
-            source = {"text": text["fingerprint"]}
-            names = ", ".join(entry["name"] for entry in text["files"])
-            parameters = {"count_corpus": names, "count_source": text}
-        tokenizer = hashlib.sha256((self.job.checkpoint / "tokenizer.json").read_bytes()).hexdigest()[:32]
-        inputs = {"stage": "frequency", "tokenizer": tokenizer, **source, "corpus": parameters["count_corpus"]}
-
-        def make() -> Tables:
-            model, tokenizer = self._model
-            return token_table(Vocabulary(tokenizer, model.config.vocab_size), self._counts())
-
-        return Plan(inputs, make, parameters)
-
-    @cached_property
-    def _count_text(self) -> dict[str, Any]:
-        if not self.job.count_text:
-            return self._text
-        check_text_files(self.job.count_text, "--count-text")
-        return describe_text(self.job.count_text)
-
-    def _counts(self) -> np.ndarray:
-        vocab_size = self._model[0].config.vocab_size
-        counted = token_counts(self.job.checkpoint)
-        if counted is None:
-            files = self.job.count_text or self.job.text
-            return count_tokens(files, self._model[1], vocab_size, self.job.show_progress)
-        if len(counted[0]) != vocab_size:
-            raise UserError(
-                f"{self.job.checkpoint / COUNTS_FILE} has {len(counted[0]):,} counts, the model {vocab_size:,} "
-                "token ids; remove the file or put the right one there."
-            )
-        return counted[0]
-
-    def _plan_routing(self) -> Plan:
-        window = TideConfig.from_pretrained(self.job.checkpoint).max_position_embeddings
-        inputs = {
-            "stage": "routing",
-            "format": ROUTING_FORMAT,
-            "text": self._text["fingerprint"],
-            "window": window,
-            "frequency": self._plan_frequency().key,
-        }
-
-        def make() -> Tables:
-            model, tokenizer = self._model
-            deciles = Artifacts(self.job.out, self.store.manifest).bins  # stored: a resumed run counts nothing again
-            tokens = encode_files(self.job.text, tokenizer)
-            return routing_statistics(model, tokens, deciles, window, show_progress=self.job.show_progress)
-
-        parameters = {"format": ROUTING_FORMAT, "window_tokens": window, "text": self._text}
-        return Plan(inputs, make, parameters, top={"text": self._text})
-
-    def _plan_neighbors(self) -> Plan:
-        load_faiss()  # a missing FAISS is said before any work
-        parameters = {"k": STORED_K, "metric": "cosine", "index": "IndexFlatIP"}
-
-        def make() -> Tables:
-            return neighbor_tables(self._model[0], show_progress=self.job.show_progress)
-
-        return Plan({"stage": "neighbors", **parameters}, make, parameters)
-
-    def _plan_collapse(self) -> Plan:
-        study = read_study(self.job.templates)
-        content = hashlib.sha256(self.job.templates.read_bytes()).hexdigest()[:32]
-        base = self._named(self.job.base) if self.job.base is not None else None
-        inputs = {"stage": "collapse", "templates": content, "base": base["fingerprint"] if base else None}
-
-        def make() -> Tables:
-            models = {"tide": self._model}
-            if self.job.base is not None:
-                models["base"] = load_checkpoint(self.job.base, self.job.device)
-            return collapse_tables(models, study, self.job.show_progress)
-
-        parameters = {"templates": {"name": self.job.templates.name, "fingerprint": content}}
-        return Plan(inputs, make, parameters, top={"base": base})
+        return {"checkpoint": named(self.job.checkpoint, self.job.out), "model": model}
 
 
 def versions() -> dict[str, str]:

@@ -3,6 +3,8 @@
     FOLDER/manifest.json           what was measured, on what, with what; which files there are
     FOLDER/<stage>/<name>.parquet  tables
     FOLDER/<stage>/<name>.safetensors  tensors
+    FOLDER/<stage>/<name>.faiss    neighbour indexes, in FAISS's own form
+    FOLDER/<stage>.parts/          finished pieces of a stage that is not finished (`precompute.parts`)
 
 A stage is written to a temporary folder and renamed; the manifest, rewritten whole after each stage, then says that
 it is there. A kill at any moment leaves a folder whose manifest tells the truth. No pickle anywhere.
@@ -12,25 +14,44 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from tide.checkpoint import file_fingerprint
 from tide.cli import UserError
+from tide.files import write_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 COMMAND = "tide-precompute"
 
-Tables = Mapping[str, "pd.DataFrame | dict[str, np.ndarray]"]
-"""What a stage makes: by file name without suffix, a table (Parquet) or named arrays (safetensors)."""
+
+@dataclass(frozen=True)
+class OwnForm:
+    """A file in a form of its own.
+
+    Attributes:
+        suffix: ".faiss".
+        write: writes it under the name that it is given.
+    """
+
+    suffix: str
+    write: Callable[[Path], None]
+
+
+Tables = Mapping[str, "pd.DataFrame | dict[str, np.ndarray] | OwnForm | Path"]
+"""What a stage makes, by file name without suffix: a table (Parquet), named arrays (safetensors), a file in a form of
+its own, or a file of one of its pieces, which is taken as it is."""
 
 
 class ArtifactError(UserError):
@@ -74,9 +95,11 @@ def _is_complete(manifest: dict[str, Any]) -> bool:
     try:
         checkpoint, base, model = manifest["checkpoint"], manifest["base"], manifest["model"]
         texts = [checkpoint["path"], checkpoint["fingerprint"]] + ([base["path"], base["fingerprint"]] if base else [])
+        if not isinstance(model["tied"], bool):
+            return False
         numbers = [model[key] for key in ("num_layers", "num_banks", "vocab_size", "hidden_size")]
         for stage in manifest["stages"].values():
-            texts.append(stage["key"])
+            texts += [stage["key"], *stage["needs"].values()]
             for name, entry in stage["files"].items():
                 texts.append(entry["fingerprint"])
                 numbers.append(entry["bytes"])
@@ -118,7 +141,7 @@ class Store:
         self.folder = folder
         if folder.exists() and not folder.is_dir():
             raise ArtifactError(f"--out {folder} is a file; give a folder.")
-        with _told(folder):
+        with told(folder):
             self._open(identity)
 
     def _open(self, identity: dict[str, Any]) -> None:
@@ -138,6 +161,13 @@ class Store:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         self._write_manifest()
 
+    @classmethod
+    def reopen(cls, folder: Path) -> "Store":
+        """The folder as it is on disk now, which this or another process has opened before."""
+        store = cls.__new__(cls)
+        store.folder, store.manifest = folder, read_manifest(folder)
+        return store
+
     def is_done(self, stage: str, key: str) -> bool:
         """Whether a stage is there, whole, and made from the very inputs that `key` names."""
         entry = self.manifest["stages"].get(stage)
@@ -152,55 +182,87 @@ class Store:
             stage: its name.
             key: names the inputs and parameters it was made from.
             tables: its files.
-            record: what else the manifest says about it: parameters, versions, seconds, peak memory.
+            record: what else the manifest says about it: "needs", the keys of the stages that it was made from;
+                parameters, versions, seconds, peak memory.
             top: entries of the manifest itself that this stage brings: "text", "base".
 
         Raises:
             ArtifactError: when the folder cannot be written.
         """
-        with _told(self.folder):
+        with told(self.folder, self.folder / f"{stage}.tmp"):
             self._write_stage(stage, key, tables, record, top or {})
 
     def _write_stage(self, stage: str, key: str, tables: Tables, record: dict[str, Any], top: dict[str, Any]) -> None:
         temporary, target = self.folder / f"{stage}.tmp", self.folder / stage
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        files = {}
-        for name, table in tables.items():
-            file = _write_table(temporary / name, table)
-            entry = {"bytes": file.stat().st_size, "fingerprint": file_fingerprint(file)}
-            files[f"{stage}/{file.name}"] = entry
+        files = {
+            f"{stage}/{file.name}": {"bytes": file.stat().st_size, "fingerprint": file_fingerprint(file)}
+            for file in write_tables(temporary, tables)
+        }
         if self.manifest["stages"].pop(stage, None) is not None:
             self._write_manifest()  # from here until the end the stage is not there
         shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)
         self.manifest["stages"][stage] = {"key": key, **record, "files": files}
         self.manifest.update(top)
+        self._drop_stale()
         self._write_manifest()
 
+    def _drop_stale(self) -> None:
+        """Takes the stages out that were made from another version of a stage than is there now."""
+        stages = self.manifest["stages"]
+        while stale := [name for name, entry in stages.items() if self._is_stale(entry)]:
+            for name in stale:
+                del stages[name]
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def _is_stale(self, entry: dict[str, Any]) -> bool:
+        keys = {name: other["key"] for name, other in self.manifest["stages"].items()}
+        return any(keys.get(name) != key for name, key in entry["needs"].items())
+
     def _write_manifest(self) -> None:
-        temporary = self.folder / f"{MANIFEST_FILE}.tmp"
-        temporary.write_text(json.dumps(self.manifest, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, self.folder / MANIFEST_FILE)
+        write_text(self.folder / MANIFEST_FILE, json.dumps(self.manifest, indent=2) + "\n")
 
 
 @contextlib.contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    """Turns a full disk or a missing permission into one sentence."""
+def told(folder: Path, unfinished: Path | None = None) -> Iterator[None]:
+    """Turns a full disk or a missing permission into one sentence, and removes what was half written.
+
+    Args:
+        folder: the artifacts folder.
+        unfinished: folder that is removed when the block fails.
+
+    Raises:
+        ArtifactError: in the place of an error of writing.
+    """
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, pa.ArrowException) as error:
+        if unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)
         raise ArtifactError(f"{folder} cannot be written ({error}); make room or choose another --out.") from error
 
 
-def _write_table(path: Path, table: "pd.DataFrame | dict[str, np.ndarray]") -> Path:
-    """Writes one file; returns its path with the suffix."""
-    if isinstance(table, dict):
-        from safetensors.numpy import save_file
+def write_tables(folder: Path, tables: Tables) -> list[Path]:
+    """Writes tables into a folder; returns the files."""
+    return [_write_table(folder, name, table) for name, table in tables.items()]
 
-        file = path.with_suffix(".safetensors")
-        save_file({name: np.ascontiguousarray(array) for name, array in table.items()}, file)
-        return file
-    file = path.with_suffix(".parquet")
-    table.to_parquet(file, index=False)
+
+def _write_table(folder: Path, name: str, table: "pd.DataFrame | dict[str, np.ndarray] | OwnForm | Path") -> Path:
+    if isinstance(table, Path):
+        file = folder / table.name
+        try:
+            os.link(table, file)  # the piece stays until the stage is whole
+        except OSError:  # a disk without links
+            shutil.copyfile(table, file)
+    elif isinstance(table, OwnForm):
+        file = folder / f"{name}{table.suffix}"
+        table.write(file)
+    elif isinstance(table, dict):
+        file = folder / f"{name}.safetensors"
+        save_file({key: np.ascontiguousarray(array) for key, array in table.items()}, file)
+    else:
+        file = folder / f"{name}.parquet"
+        table.to_parquet(file, index=False)
     return file

@@ -1,7 +1,6 @@
 """Frequency deciles of a vocabulary (appendix B of the paper), the groups made of them, and counting tokens."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,35 +52,30 @@ def frequency_deciles(
 
 
 def count_tokens(
-    files: Iterable[Path],
+    documents: Iterable[str],
     tokenizer: "PreTrainedTokenizerFast",
     vocab_size: int | None = None,
     show_progress: bool = True,
 ) -> np.ndarray:
-    """How often each token id occurs in some text files, which are read as a stream and never held whole.
+    """How often each token id occurs in some documents, which are read as a stream and never held whole.
 
     Args:
-        files: UTF-8 text, a blank line between documents.
+        documents: their texts.
         tokenizer: a fast tokenizer; the special tokens that it adds to each document are counted too.
         vocab_size: V, where the model has room for more ids than the tokenizer has; by default the tokenizer's.
         show_progress: draw a progress bar.
 
     Returns:
         [V] int64.
-
-    Raises:
-        UserError: when a file does not exist or is not UTF-8.
     """
     # Imported here: they load torch, which those who only want the groups and deciles do not need.
     from tqdm import tqdm
 
-    from tide.training.corpus import read_documents
     from tide.training.data import encode_documents
 
     counts = np.zeros(vocab_size or len(tokenizer), dtype=np.int64)
     with tqdm(desc="count tokens", unit=" tokens", unit_scale=True, disable=not show_progress) as bar:
-        for file in files:
-            for ids in encode_documents(read_documents(file), tokenizer):
-                counts += np.bincount(ids, minlength=len(counts))
-                bar.update(len(ids))
+        for ids in encode_documents(iter(documents), tokenizer):
+            counts += np.bincount(ids, minlength=len(counts))
+            bar.update(len(ids))
     return counts

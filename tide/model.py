@@ -185,12 +185,24 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         memory = None
         if self.memory is not None and input_ids is not None:
             memory = self.memory(input_ids if effect is None else effect.lookup_ids(input_ids))  # M (B, T, K, d)
+            memory = as_autocast_reads(memory)
         if recorder is not None:
             recorder.start(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds, memory)
         start = {"input_ids": input_ids} if inputs_embeds is None else {"inputs_embeds": inputs_embeds}
         return super().forward(
             **start, memory=memory, effect=effect, recorder=recorder, first_layer=first_layer, **kwargs
         )
+
+
+def as_autocast_reads(memory: torch.Tensor) -> torch.Tensor:
+    """M in the dtype in which autocast multiplies it: cast once, instead of in every layer's `mix` (ours).
+
+    Its gradient, the sum over the layers, is then summed in this dtype too. Without autocast M is what it was.
+    """
+    device = memory.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return memory.to(torch.get_autocast_dtype(device))
+    return memory
 
 
 def position_ids_of(tokens: torch.Tensor, kwargs: dict) -> torch.Tensor:

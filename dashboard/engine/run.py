@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tide import Intervention, TideForCausalLM
+from tide.resume import ResumedRecorder
 from tide.trace import Recorder, Trace
 
 
@@ -92,31 +93,3 @@ def forward(
     routing, ratio = (part[0].cpu().numpy() for part in (trace.routing, trace.injection_ratio()))
     stream = output.last_hidden_state[0]
     return LiveRun(key, trace, routing, ratio, stream, 1000 * (time.perf_counter() - start), layer)
-
-
-class ResumedRecorder(Recorder):
-    """Records a forward that starts at a layer, after what another trace did below it.
-
-    Args:
-        trace: of the same tokens.
-        first_layer: where the forward starts; the layers below it are the trace's.
-    """
-
-    def __init__(self, trace: Trace, first_layer: int):
-        super().__init__()
-        self._trace = trace
-        self._first_layer = first_layer
-
-    def start(self, embedding: torch.Tensor, memory: torch.Tensor | None) -> None:
-        """Takes embedding, memory and the layers below from the trace; the arguments are the forward's own."""
-        del embedding, memory  # the stream at `first_layer`, and the same memory anew
-        trace, (attention, feed_forward) = self._trace, self._trace.parts()
-        super().start(trace.hidden[:, :, 0], trace.memory)
-        for layer in range(self._first_layer):
-            super().add_layer(
-                trace.hidden[:, :, layer + 1],
-                trace.routing[:, :, layer],
-                attention[:, :, layer],
-                feed_forward[:, :, layer],
-                None,
-            )

@@ -1,8 +1,8 @@
 """Every layer and every (layer, bank) of a prompt switched off in turn, many in one forward.
 
 What makes it cheaper than a forward each: up to the injection of layer l all forwards that change layer l alone are
-the trained one, so they start from its stream there, with their own injection added; they run as the rows of one
-batch; what comes after the position asked for cannot act on it and is cut off; and only that position is unembedded.
+the trained one, so they start from its stream there and run as the rows of one batch (`tide.resume`); what comes after
+the position asked for cannot act on it and is cut off; and only that position is unembedded.
 """
 
 import math
@@ -13,8 +13,7 @@ import pandas as pd
 import torch
 
 from tide import Intervention, TideForCausalLM
-from tide.effect import Effect
-from tide.model import mix
+from tide.resume import ResumedForwards
 from tide.trace import Trace, kl_divergence
 
 # Tokens of a batch: enough to fill the device, few enough for others not to wait long.
@@ -56,9 +55,10 @@ class Sweep:
 
     def __init__(self, model: TideForCausalLM, trace: Trace, position: int, target_id: int, control_seed: int | None):
         self._model = model
-        self._trace = trace.at(slice(0, position + 1))
-        self._before = self._trace.before_injection()  # (1, T, L, d)
-        self._log_p = self._log_probs(model.model.norm(self._trace.hidden[:, -1, -1]))  # (1, V)
+        trace = trace.at(slice(0, position + 1))
+        self._length = position + 1
+        self._forwards = ResumedForwards(model, trace)
+        self._log_p = self._log_probs(model.model.norm(trace.hidden[:, -1, -1]))  # (1, V)
         self._target_id = target_id
         self._control_seed = control_seed
         self._found: dict[Row, tuple[float, float]] = {}  # (kl, delta)
@@ -66,8 +66,8 @@ class Sweep:
     def chunks(self) -> Iterator[list[Row]]:
         """The rows that run together: those of one layer, within the device's tokens."""
         config = self._model.config
-        tokens = CHUNK_TOKENS.get(self._before.device.type, CHUNK_TOKENS["cpu"])
-        fitting = max(1, tokens // self._before.shape[1])
+        tokens = CHUNK_TOKENS.get(self._model.device.type, CHUNK_TOKENS["cpu"])
+        fitting = max(1, tokens // self._length)
         kinds = (False,) if self._control_seed is None else (False, True)
         for layer in range(config.num_hidden_layers):
             banks = range(WHOLE_LAYER, config.num_memory_blocks)
@@ -77,19 +77,9 @@ class Sweep:
 
     def run(self, chunk: list[Row]) -> None:
         """Runs one of `chunks` and notes what it found."""
-        layer, count = chunk[0].layer, len(chunk)
-        routing = self._trace.routing[:, :, layer].expand(count, -1, -1)  # (R, T, K+1)
-        memory = self._trace.memory.expand(count, -1, -1, -1)  # (R, T, K, d)
-        input_ids = self._trace.input_ids.expand(count, -1)
-        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
         interventions = [row.intervention(self._control_seed) for row in chunk]
-        effect = Effect.of(interventions, self._model.config, position_ids, count)
-        assert effect is not None
-        routing, replaced = effect.route(layer, routing, memory)
-        injected = mix(routing, memory)  # (R, T, d)
-        stream = self._before[:, :, layer] + (injected if replaced is None else injected + replaced)
-        output = self._model.model(input_ids=input_ids, inputs_embeds=stream, first_layer=layer + 1, use_cache=False)
-        log_q = self._log_probs(output.last_hidden_state[:, -1])  # (R, V)
+        streams = self._forwards.run(chunk[0].layer, interventions)  # (R, 1, T, d)
+        log_q = self._log_probs(streams[:, 0, -1])  # (R, V)
         kl = kl_divergence(self._log_p, log_q).clamp_min(0.0).tolist()  # rounding can bring it below zero
         delta = (log_q - self._log_p)[:, self._target_id].tolist()
         self._found.update(zip(chunk, zip(kl, delta, strict=True), strict=True))

@@ -8,7 +8,15 @@ import streamlit as st
 
 from dashboard.components.token_table import Column, Row, token_table
 from dashboard.figures import banks as figures
-from dashboard.frame import download_table, figure_columns, how_to_read, page_header, show_figure, token_markdown
+from dashboard.frame import (
+    download_table,
+    figure_columns,
+    guarded,
+    how_to_read,
+    page_header,
+    show_figure,
+    token_markdown,
+)
 from dashboard.numbers import probability
 from dashboard.state import Source, current_source, select, selection
 from dashboard.theme import bank_colors
@@ -42,7 +50,7 @@ def render() -> None:
     source, chosen = current_source(), selection()
     shown = source.shown(chosen.token_id)
     page_header("Banks", "What does each bank take this token for? Its nearest tokens in every table.")
-    overlap = source.artifacts.overlap(chosen.token_id)
+    overlap = _matrix(source, chosen.token_id)[0, 1:]
     left, right = figure_columns([2, 1], "banks_head")
     left.markdown(_summary(shown, overlap))
     with right:
@@ -71,17 +79,27 @@ def render() -> None:
         stretch = st.toggle(
             "stretch colours", key=_STRETCH, persist_state="session", help="From smallest to largest overlap, not 0..1."
         )
-        matrix = source.artifacts.overlap_matrix(chosen.token_id, k=min(OVERLAP_K, source.space.vocab_size - 1))
-        figure = figures.overlap_matrix(matrix, shown, chosen.bank, OVERLAP_K, stretch)
+        figure = figures.overlap_matrix(_matrix(source, chosen.token_id), shown, chosen.bank, OVERLAP_K, stretch)
         with place:
             alt = f"Overlap of the neighbours of {shown} between every two tables"
             show_figure(figure, key="banks_matrix", alt=alt)
     with right:
-        table = _overlap_by_decile(source.cache_key, source)
-        figure = figures.overlap_by_decile(table, source.space.num_banks, chosen.bank)
-        show_figure(figure, key="banks_deciles", alt="Overlap with the embedding by frequency decile, for every bank")
+        guarded(_deciles)()  # a stage of its own, without which the rest of the page stands
     how_to_read(EXPLANATION)
     download_table(_table(source, columns), f"neighbours-token-{chosen.token_id}", "Neighbours, CSV")
+
+
+def _matrix(source: Source, token_id: int) -> np.ndarray:
+    """Overlap of a token's neighbours between every two tables: [K+1, K+1], the embedding first."""
+    return source.artifacts.overlap_matrix(token_id, k=min(OVERLAP_K, source.space.vocab_size - 1))
+
+
+def _deciles() -> None:
+    """The figure of all tokens by decile."""
+    source = current_source()
+    table = _overlap_by_decile(source.cache_key, source)
+    figure = figures.overlap_by_decile(table, source.space.num_banks, selection().bank)
+    show_figure(figure, key="banks_deciles", alt="Overlap with the embedding by frequency decile, for every bank")
 
 
 def neighbor_columns(source: Source, tokens: tuple[int, ...], layer: int, bank: int, length: int) -> list[Column]:
@@ -119,7 +137,7 @@ def neighbor_columns(source: Source, tokens: tuple[int, ...], layer: int, bank: 
 
 def _notes(source: Source, token: int, layer: int) -> list[tuple[str, ...]]:
     """Header lines of every table for one token, the embedding's first."""
-    overlap = source.artifacts.overlap(token)
+    overlap = _matrix(source, token)[0, 1:]
     weights = np.full((source.space.num_layers, source.space.num_banks + 1), np.nan)
     if source.artifacts.has("routing"):
         weights = source.artifacts.routing(token)[0]

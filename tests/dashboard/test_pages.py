@@ -90,6 +90,13 @@ def test_a_missing_stage_is_told_with_the_command_that_makes_it(folder_without, 
     assert any("Not computed yet" in caption.value for caption in show(folder, "overview").caption)
 
 
+def test_banks_without_the_stage_overlap_lack_one_figure(folder_without):
+    test = show(folder_without("overlap"), "banks")
+    assert not test.exception
+    assert [error.value.endswith("--only overlap`.") for error in test.error] == [True]
+    assert "mean overlap of its neighbours" in texts(test)
+
+
 def test_banks_need_no_routing(folder_without):
     test = show(folder_without("routing"), "banks")
     assert not test.exception

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from precompute import ArtifactError, Artifacts
-from precompute.text import encode_files
+from precompute.text import HeldOutText
 from tide.checkpoint import load_checkpoint
 from tide.cli import UserError
 from tide.frequency import count_tokens, frequency_deciles
 from tide.tokens import Vocabulary
+from tide.training.corpus import read_documents
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,12 +28,13 @@ def test_what_it_belongs_to(artifacts, job):
     assert artifacts.base == job.base.resolve()
     assert (artifacts.num_layers, artifacts.num_banks, artifacts.vocab_size) == (3, 3, 330)
     assert all(artifacts.has(stage) for stage in ("frequency", "routing", "neighbors", "collapse"))
-    assert not artifacts.has("geometry")
+    assert not artifacts.has("history")
+    assert artifacts.tables == ("embedding", "unembedding", 0, 1, 2)
 
 
 def test_the_token_table(artifacts, job, tokenizer):
     vocabulary = Vocabulary(tokenizer, 330)
-    counts = count_tokens(job.text, tokenizer, 330, show_progress=False)
+    counts = count_tokens(read_documents(job.text[0]), tokenizer, 330, show_progress=False)
     assert artifacts.counts.dtype == np.int64
     assert artifacts.counts.tolist() == counts.tolist()
     assert artifacts.bins.dtype == np.int8
@@ -95,7 +97,8 @@ def test_overlap_by_decile(artifacts):
 
 
 def test_routing_of_a_token(artifacts, job, model, tokenizer):
-    tokens = torch.from_numpy(encode_files(job.text, tokenizer).astype(np.int64))
+    text = HeldOutText.open(artifacts)
+    tokens = torch.from_numpy(text.read(0, len(text)))
     token_id = int(tokens.bincount().argmax())
     weights = torch.cat([model.trace(window[None]).routing[0] for window in tokens.split(64)])
     mean, sd, n = artifacts.routing(token_id)
@@ -132,7 +135,8 @@ def test_the_mean_injection_follows_from_the_tokens_mean_routing(artifacts, mode
 
 
 def test_contexts_of_tokens_that_occur_once(artifacts, job, tokenizer):
-    windows = [w.tolist() for w in torch.from_numpy(encode_files(job.text, tokenizer)).split(64)]
+    text = HeldOutText.open(artifacts)
+    windows = [w.tolist() for w in torch.from_numpy(text.read(0, len(text))).split(64)]
     assert len(artifacts.once_contexts()) >= 3
     for context in artifacts.once_contexts():
         assert context.dtype == np.int64

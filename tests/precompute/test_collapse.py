@@ -1,12 +1,28 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from precompute.collapse import Category, collapse_distances, distances, fill, pair_table, read_study, word_states
+from precompute import Artifacts
+from precompute.identity_probe import probe_words
+from precompute.pipeline import run
+from precompute.stages.collapse import (
+    Category,
+    category_states,
+    context_spread,
+    distance_table,
+    distances,
+    fill,
+    pair_table,
+    probe_table,
+    read_study,
+    word_states,
+)
 from tests.conftest import tiny_model
+from tide.checkpoint import load_checkpoint
 from tide.cli import UserError
 
 STUDY_FILE = Path(__file__).parents[2] / "assets" / "templates" / "collapse.json"
@@ -29,17 +45,56 @@ def reference(model, tokenizer, template, word):
     return model.trace(torch.tensor([whole])).hidden[0, len(before) - 1].double()
 
 
-def test_distances_are_those_of_single_sentences(model, tokenizer):
-    table = collapse_distances(model, tokenizer, STUDY, "tide", show_progress=False)
-    assert len(table) == (2 * 2 + 1) * 4
+@pytest.mark.parametrize("category", STUDY)
+def test_distances_are_those_of_single_sentences(model, tokenizer, category):
+    table = distance_table(category_states(model, tokenizer, category), category, "tide")
+    assert len(table) == len(category.pairs) * len(category.templates) * 4
     for row in table.itertuples():
-        category = next(c for c in STUDY if c.name == row.category)
+        assert (row.category, row.model) == (category.name, "tide")
         word_a, word_b = row.pair.split(" / ")
         template = category.templates[row.template]
         a, b = (reference(model, tokenizer, template, w)[row.layer] for w in (word_a, word_b))
         assert row.l2 == pytest.approx((a - b).norm().item(), rel=1e-3)
         assert row.normalized_l2 == pytest.approx((a / a.norm() - b / b.norm()).norm().item(), rel=1e-3)
         assert row.cosine_distance == pytest.approx(1 - torch.cosine_similarity(a, b, dim=0).item(), abs=1e-4)
+
+
+def test_relative_distance_is_over_the_spread_between_sentences(model, tokenizer):
+    category = STUDY[0]
+    table = distance_table(category_states(model, tokenizer, category), category, "tide")
+    for row in table.itertuples():
+        first, second = (
+            [reference(model, tokenizer, template, word)[row.layer] for template in category.templates]
+            for word in row.pair.split(" / ")
+        )
+        spread = ((first[0] - first[1]).norm() + (second[0] - second[1]).norm()).item() / 2
+        if row.layer == 0:  # the embedding is the same in every sentence
+            assert np.isnan(row.relative_l2)
+        else:
+            assert row.relative_l2 == pytest.approx(row.l2 / spread, rel=1e-3)
+
+
+def test_spread_is_a_mean_over_all_two_templates():
+    states = torch.randn(2, 4, 3, 5)
+    twos = [(i, j) for i in range(4) for j in range(i)]
+    expected = torch.stack([(states[:, i] - states[:, j]).norm(dim=-1) for i, j in twos]).mean(dim=0)
+    np.testing.assert_allclose(context_spread(states), expected, rtol=1e-5)
+    assert np.isnan(context_spread(states[:, :1])).all()
+
+
+def test_one_template_has_no_relative_distance_and_no_probe(model, tokenizer):
+    category = STUDY[1]
+    states = category_states(model, tokenizer, category)
+    assert distance_table(states, category, "tide")["relative_l2"].isna().all()
+    probe = probe_table(states, category, "tide")
+    assert probe[["pair_accuracy", "d_prime", "identity_accuracy"]].isna().all(axis=None)
+    assert (probe["sentences"] == 0).all()
+
+
+def test_a_word_of_two_pairs_is_one_word():
+    category = Category("a", (("3", "5"), ("7", "3")), ("We saw {} boats.",))
+    assert category.words == ("3", "5", "7")
+    assert category.pair_numbers.tolist() == [[0, 1], [2, 0]]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 64])
@@ -58,7 +113,8 @@ def test_the_word_is_read_at_its_last_token(tokenizer):
 
 
 def test_the_same_word_has_no_distance(model, tokenizer):
-    table = collapse_distances(model, tokenizer, [Category("a", (("fox", "fox"),), ("A {} sings.",))], "tide", False)
+    category = Category("a", (("fox", "fox"),), ("A {} sings.",))
+    table = distance_table(category_states(model, tokenizer, category), category, "tide")
     assert np.abs(table[["l2", "normalized_l2", "cosine_distance"]].to_numpy()).max() < 1e-3
 
 
@@ -111,3 +167,50 @@ def test_a_wrong_study_is_refused_in_a_sentence(tmp_path, content, match):
 def test_a_missing_study_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
         read_study(tmp_path / "study.json")
+
+
+@pytest.fixture(scope="module")
+def made(job, tmp_path_factory):
+    """The stage as the pipeline makes it."""
+    out = tmp_path_factory.mktemp("collapse")
+    assert run(replace(job, out=out), ["collapse"]) == ["collapse"]
+    return Artifacts.open(out)
+
+
+def test_the_relative_distance_of_the_pipeline(made):
+    rows = made.frame("collapse")
+    assert set(made.collapse()["metric"]) == {"l2", "normalized_l2", "cosine_distance"}
+    for row in made.collapse("people", metrics=["relative_l2"]).itertuples():
+        of = rows[(rows["category"] == "people") & (rows["model"] == row.model) & (rows["layer"] == row.layer)]
+        assert row.n == (0 if row.layer == 0 else len(of))
+        assert row.mean == pytest.approx(of["relative_l2"].mean(), nan_ok=True)
+    with pytest.raises(ValueError, match="no metric 'l3'"):
+        made.collapse(metrics=["l2", "l3"])
+
+
+def test_the_probe_of_the_pipeline(made, job):
+    model, tokenizer = load_checkpoint(job.base)
+    category = next(c for c in read_study(job.templates) if c.name == "people")
+    states = category_states(model, tokenizer, category)
+    table = made.collapse_probe("people")
+    assert list(table.columns) == ["category", "model", "layer", "metric", "mean", "sd", "n", "sentences", "chance"]
+    assert len(table) == 2 * 4 * 3
+    for layer in range(4):
+        expected = probe_words(states[:, :, layer].numpy(), category.pair_numbers)
+        for metric, values in expected.items():
+            row = table[(table["model"] == "base") & (table["layer"] == layer) & (table["metric"] == metric)].iloc[0]
+            defined = values[~np.isnan(values)]
+            assert (row["n"], row["sentences"]) == (len(defined), 2 * 3 * len(defined))
+            assert row["mean"] == pytest.approx(defined.mean() if len(defined) else np.nan, nan_ok=True)
+            assert row["chance"] == {"pair_accuracy": 0.5, "d_prime": 0, "identity_accuracy": 1 / 4}[metric]
+    assert set(made.collapse_probe()["category"]) == {"people", "numbers"}
+    with pytest.raises(ValueError, match="no category 'x'"):
+        made.collapse_probe("x")
+
+
+def test_without_a_base_there_is_one_model(made, job, tmp_path):
+    run(replace(job, base=None, out=tmp_path / "out"), ["collapse"])
+    alone = Artifacts.open(tmp_path / "out")
+    assert set(alone.collapse_probe()["model"]) == {"tide"}
+    rows = made.collapse_probe()
+    assert alone.collapse_probe().equals(rows[rows["model"] == "tide"].reset_index(drop=True))

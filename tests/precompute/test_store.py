@@ -39,14 +39,14 @@ def test_a_folder_of_something_else(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", "{}", '{"schema": 1}', "\x00\x01", '{"schema": 1, "stages": 3}']
+    "content", ["", "{", "[]", "null", "{}", '{"schema": 2}', "\x00\x01", '{"schema": 2, "stages": 3}']
 )
 def test_a_broken_manifest(folder, content):
     (folder / MANIFEST_FILE).write_text(content)
     refused(folder, "is broken")
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
 def test_another_schema_version(folder, version):
     edit_manifest(folder, lambda m: m.update(schema=version))
     refused(folder, "schema version")

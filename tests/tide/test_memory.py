@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tide.model
 from tests.conftest import VOCAB_SIZE, tiny_model
 from tide.model import TideForCausalLM, mix
 
@@ -116,6 +117,49 @@ def test_gradient_checkpointing_gives_the_same_gradients(make_model, input_ids, 
     assert plain.keys() == checkpointed.keys()
     for name, gradient in plain.items():
         torch.testing.assert_close(checkpointed[name], gradient, msg=name)
+
+
+def cast_in_every_layer(monkeypatch):
+    """Leaves the cast of M to autocast, which repeats it at every layer's product."""
+    monkeypatch.setattr(tide.model, "as_autocast_reads", lambda memory: memory)
+
+
+def test_under_autocast_m_is_cast_once_with_the_same_logits_and_nearly_the_same_gradients(
+    make_model, input_ids, monkeypatch
+):
+    def run():
+        model = make_model().train()
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(input_ids, labels=input_ids, use_cache=False)
+            memory = model.trace(input_ids).memory
+        output.loss.backward()
+        return output.logits, memory, {name: p.grad for name, p in model.named_parameters()}
+
+    logits, memory, grads = run()
+    cast_in_every_layer(monkeypatch)
+    expected_logits, uncast, expected = run()
+    assert (memory.dtype, uncast.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(memory, uncast.bfloat16())
+    assert torch.equal(logits, expected_logits)
+    for name, gradient in grads.items():
+        assert gradient.dtype == torch.float32
+        error = (gradient - expected[name]).norm() / expected[name].norm()
+        assert error < (5e-3 if "memory" in name else 1e-6), name  # the sum over layers is rounded to bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_autocast_m_and_all_that_follows_is_what_it_was(make_model, input_ids, monkeypatch, dtype):
+    def run():
+        model = make_model().to(dtype)
+        return model.trace(input_ids).memory, model(input_ids).logits, gradients(model, input_ids)
+
+    memory, logits, grads = run()
+    cast_in_every_layer(monkeypatch)
+    expected_memory, expected_logits, expected = run()
+    assert memory.dtype == dtype
+    assert torch.equal(memory, expected_memory)
+    assert torch.equal(logits, expected_logits)
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in grads.items())
 
 
 def test_the_memory_is_looked_up_once_a_forward(make_model, input_ids, monkeypatch):

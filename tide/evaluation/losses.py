@@ -16,6 +16,7 @@ from tide.training.corpus import read_documents
 from tide.training.data import encode_documents
 
 MAX_LOGITS_BYTES = 256 * 2**20
+CPU_POSITIONS = 256  # most that are unembedded at once on a CPU, where the logits of more cost a third more time
 
 
 def heldout_windows(
@@ -51,6 +52,29 @@ def heldout_windows(
 
 
 @torch.no_grad()
+def target_losses(model: TideForCausalLM, streams: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of every predicted position, a few positions unembedded at a time.
+
+    Args:
+        model: whose unembedding is used.
+        streams: [..., B, T, d], after the final norm.
+        input_ids: [B, T].
+
+    Returns:
+        [..., B, T-1] float32, nats; column t is the loss of token t+1.
+    """
+    streams = streams[..., :-1, :]
+    shape = streams.shape[:-1]
+    targets = input_ids[:, 1:].expand(shape)
+    positions = max(1, MAX_LOGITS_BYTES // (4 * model.config.vocab_size))
+    if streams.device.type == "cpu":
+        positions = min(positions, CPU_POSITIONS)
+    pairs = zip(streams.flatten(0, -2).split(positions), targets.flatten().split(positions), strict=True)
+    parts = [F.cross_entropy(model.lm_head(stream).float(), target, reduction="none") for stream, target in pairs]
+    return torch.cat(parts).view(shape)
+
+
+@torch.no_grad()
 def token_losses(
     model: TideForCausalLM,
     windows: np.ndarray,
@@ -73,14 +97,11 @@ def token_losses(
         [N, T-1] float32, nats; column t is the loss of token t+1 of the window.
     """
     ids = torch.as_tensor(windows)
-    positions = max(1, MAX_LOGITS_BYTES // (4 * model.config.vocab_size))
     losses = []
     for batch in tqdm(ids.split(batch_size), desc=progress, unit="batch", disable=progress is None):
         batch = batch.to(model.device)
-        hidden = model.model(batch, intervention=intervention, use_cache=False).last_hidden_state[:, :-1]  # (B, T-1, d)
-        pairs = zip(hidden.flatten(0, 1).split(positions), batch[:, 1:].flatten().split(positions), strict=True)
-        parts = [F.cross_entropy(model.lm_head(h).float(), target, reduction="none") for h, target in pairs]
-        losses.append(torch.cat(parts).view(len(batch), -1).cpu())
+        streams = model.model(batch, intervention=intervention, use_cache=False).last_hidden_state
+        losses.append(target_losses(model, streams, batch).cpu())
     return torch.cat(losses).numpy()
 
 

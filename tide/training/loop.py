@@ -31,7 +31,7 @@ from tide.training.data import WindowDataset
 from tide.training.export import write_checkpoint
 from tide.training.folder import LOG_FILE, RunFolder, saving
 from tide.training.log import TrainingLog
-from tide.training.module import TrainingModule, build_model, build_optimizer, evaluating, full
+from tide.training.module import RowGradients, TrainingModule, build_model, build_optimizer, evaluating, full
 from tide.training.recipe import Recipe
 from tide.training.summaries import (
     NUM_SUMMARIES,
@@ -234,6 +234,9 @@ class Run:
         self.module, self.optimizer = accelerator.prepare(module, build_optimizer(module, self.recipe))
         self.plain: TrainingModule = accelerator.unwrap_model(self.module, keep_torch_compile=False)
         self.gradients = GradientNorms(self.plain.model, self.device)
+        memory = self.plain.model.model.memory
+        gathers = memory is not None and accelerator.distributed_type == DistributedType.NO
+        self.row_gradients = RowGradients(memory.weight) if gathers else None
         self.counts = torch.zeros(self.config.vocab_size, dtype=torch.int64, device=self.device)
         self._since, self._seen = time.perf_counter(), 0
 
@@ -248,15 +251,20 @@ class Run:
             group["lr"] = recipe.learning_rate(step)
         batch = self.data.batch(step, accelerator.process_index, accelerator.num_processes).to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
+        if self.row_gradients:
+            self.row_gradients.start()
         micros = batch.split(recipe.micro_batch_size)
         lookup = self._lookup_buffer()
         total = torch.zeros((), device=self.device)
         for number, micro in enumerate(micros):
             last = number == len(micros) - 1
             offset = None if lookup is None else self._zero_offset(micro)
+            rows = self.row_gradients.read(micro) if self.row_gradients else None
             with contextlib.nullcontext() if last else accelerator.no_sync(self.module):
-                loss = self.module(micro, embedding_offset=offset) * (len(micro) / len(batch))
+                loss = self.module(micro, embedding_offset=offset, memory_rows=rows) * (len(micro) / len(batch))
                 accelerator.backward(loss)
+            if self.row_gradients and rows:
+                self.row_gradients.add(rows)
             total += loss.detach()
             if lookup is not None and offset is not None and offset.grad is not None:
                 lookup.index_add_(0, micro.flatten(), offset.grad.flatten(0, 1))

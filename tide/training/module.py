@@ -1,10 +1,11 @@
 """The module that is trained, its initial weights and its optimiser."""
 
 import contextlib
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from tide.config import TideConfig
@@ -20,6 +21,61 @@ class LayerRecorder(Protocol):
 
     def add_layer(self, hidden: torch.Tensor, routing: torch.Tensor | None, *parts: torch.Tensor | None) -> None:
         """Called with every layer's output and routing weights."""
+
+
+class MemoryRows(NamedTuple):
+    """The rows of the memory table that a micro batch [B, T] reads, as a small table of their own.
+
+    Attributes:
+        ids: [N] int64, the token id of every row, N = min(B * T, V) whatever the text, so that shapes stay the same:
+            first the distinct ids in the batch, then id 0 in rows that nothing reads.
+        table: [N, K, d], a leaf, which receives the gradient.
+        positions: [B, T] int64, the row of every token.
+    """
+
+    ids: torch.Tensor
+    table: torch.Tensor
+    positions: torch.Tensor
+
+
+class RowGradients:
+    """Gathers the memory table's gradient over micro batches, row by row, in one tensor that stays between steps.
+
+    Autograd makes a dense gradient of a looked-up table, V rows of which a batch has touched a few thousand, and a new
+    one for every micro batch: to allocate, clear and add them is the most that the memory costs a training step. What
+    is gathered here is the same, bit for bit (ours).
+
+    Args:
+        table: [V, K, d], the memory of a model that no other process shares: DDP and FSDP want autograd's gradient.
+    """
+
+    def __init__(self, table: nn.Parameter):
+        self.table = table
+        self._gradient: torch.Tensor | None = None
+        self._touched: list[torch.Tensor] = []
+
+    def start(self) -> None:
+        """Begins a step: the table's gradient is zero."""
+        if self._gradient is None:
+            self._gradient = torch.zeros_like(self.table)
+        for ids in self._touched:
+            self._gradient.index_fill_(0, ids, 0)
+        self._touched.clear()
+        self.table.grad = self._gradient
+
+    def read(self, input_ids: torch.Tensor) -> MemoryRows:
+        """The rows that a micro batch [B, T] of token ids reads."""
+        distinct, positions = input_ids.unique(return_inverse=True)
+        ids = F.pad(distinct, (0, min(input_ids.numel(), len(self.table)) - len(distinct)))
+        return MemoryRows(ids, self.table.detach().index_select(0, ids).requires_grad_(), positions)
+
+    def add(self, rows: MemoryRows) -> None:
+        """Adds the gradient of these rows, after their micro batch's backward pass, to the table's."""
+        assert self._gradient is not None
+        assert rows.table.grad is not None
+        # Every id comes once, but for rows of zeros: a GPU, which adds in any order, gets the same sum every time.
+        self._gradient.index_add_(0, rows.ids, rows.table.grad)
+        self._touched.append(rows.ids)
 
 
 class TrainingModule(nn.Module):
@@ -49,6 +105,7 @@ class TrainingModule(nn.Module):
         self,
         input_ids: torch.Tensor,
         embedding_offset: torch.Tensor | None = None,
+        memory_rows: MemoryRows | None = None,
         recorder: LayerRecorder | None = None,
     ) -> torch.Tensor:
         """The loss of a batch.
@@ -57,18 +114,27 @@ class TrainingModule(nn.Module):
             input_ids: [B, T] token ids.
             embedding_offset: [B, T, d], added to the looked-up embedding. Zeros that require a gradient receive the
                 gradient of the lookup alone, which a tied embedding's own gradient mixes with the unembedding's.
+            memory_rows: the rows that `input_ids` read of the memory, to be read instead of the memory's own table,
+                which then receives no gradient.
             recorder: where to write what the layers did; makes the output the loss of each position.
 
         Returns:
             Scalar, nats per target, the z-loss included; with a recorder [B, T-1] float32, the cross entropy of
             every predicted token.
         """
-        start: dict[str, Any] = {"input_ids": input_ids}
-        if embedding_offset is not None:
-            start["inputs_embeds"] = self.get_input_embeddings()(input_ids) + embedding_offset
+        start: dict[str, Any] = {"input_ids": input_ids, "use_cache": False}
+        if embedding_offset is not None or memory_rows is not None:
+            embedded = self.get_input_embeddings()(input_ids)
+            start["inputs_embeds"] = embedded if embedding_offset is None else embedded + embedding_offset
+        start |= {"labels": input_ids} if recorder is None else {"recorder": recorder}
+        if memory_rows is None:
+            output = self.model(**start)
+        else:
+            start["input_ids"] = memory_rows.positions  # beside `inputs_embeds` they address the memory alone
+            output = functional_call(self.model, {"model.memory.weight": memory_rows.table}, kwargs=start)
         if recorder is None:
-            return self.model(**start, labels=input_ids, use_cache=False).loss
-        logits = self.model(**start, recorder=recorder, use_cache=False).logits[:, :-1]
+            return output.loss
+        logits = output.logits[:, :-1]
         return F.cross_entropy(logits.float().flatten(0, 1), input_ids[:, 1:].flatten(), reduction="none").view(
             input_ids[:, 1:].shape
         )
