@@ -26,7 +26,7 @@ demo: artifacts
 test: check artifacts
 	$(BIN)/python -m pytest
 
-# Opt-in: downloads a real LLaMA checkpoint and trains on it for some minutes (docs/upcycling.md).
+# Opt-in: downloads a real LLaMA checkpoint, trains on it for some minutes (docs/upcycling.md), and downloads GloVe.
 test-real: install
 	TIDE_REAL=1 $(BIN)/python -m pytest tests/real -s
 

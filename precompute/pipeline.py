@@ -115,6 +115,7 @@ class Pipeline:
                 with Cost() as cost:
                     tables = stage.measure(self.context, piece)
                 parts.write(piece, tables, cost)
+                del tables  # before the next piece is made
             self.workers.wait()
         if self.workers.is_first:
             self._finish(stage, key, parts, store)

@@ -183,7 +183,7 @@ def neighbors_of_rows(
 def sampled_recall(
     ids: np.ndarray, tiles: Iterable[np.ndarray], depths: Sequence[int], sample: int = RECALL_SAMPLE
 ) -> list[float]:
-    """Shares of the exact neighbours that an approximate search found, on evenly spaced rows.
+    """Shares of the exact neighbours that an approximate search found, on evenly spaced rows; one for each depth.
 
     Among rows of equal cosine at the end of a list, exact search takes any: others count as missed.
 
@@ -193,16 +193,12 @@ def sampled_recall(
         depths: how many of the nearest are compared, each at most k.
         sample: rows to compare, all where there are fewer.
 
-    Returns:
-        One share for each of `depths`.
-
     Raises:
         UserError: when FAISS is not installed.
         ValueError: when the tiles cannot be walked twice.
     """
     _check_walkable_again(tiles)
-    vocab_size = len(ids)
-    rows = np.unique(np.linspace(0, vocab_size - 1, min(sample, vocab_size)).round().astype(np.int64))
+    rows = np.unique(np.linspace(0, len(ids) - 1, min(sample, len(ids))).round().astype(np.int64))
     queries = np.concatenate(
         [unit[rows[(rows >= start) & (rows < start + len(unit))] - start] for start, unit in _unit_tiles(tiles)]
     )
@@ -221,12 +217,7 @@ def recall(approximate_ids: np.ndarray, exact_ids: np.ndarray) -> float:
 
 
 def write_index(index: "faiss.Index", path: Path) -> None:
-    """Writes an index in FAISS's own format, whole or not at all.
-
-    Raises:
-        UserError: when FAISS is not installed.
-        OSError: when it cannot be written.
-    """
+    """Writes an index in FAISS's own format, whole or not at all; raises OSError when it cannot be written."""
     faiss = load_faiss()
     with replacing(path) as temporary:
         try:

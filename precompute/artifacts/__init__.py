@@ -1,7 +1,8 @@
 """`Artifacts`: reading what `tide-precompute` wrote, a few rows at a time.
 
-Nothing here loads torch, FAISS or transformers, and no tensor is read whole to answer for one token: tensors are
-memory-mapped and sliced. Layers and banks are 0-based; the null bank is the last column of every routing table.
+No model is loaded here, and no tensor is read whole to answer for one token: tensors are memory-mapped and sliced.
+FAISS is loaded for live queries alone. Layers and banks are 0-based; the null bank is the last column of every routing
+table.
 """
 
 from precompute.artifacts.ablation import AblationReader

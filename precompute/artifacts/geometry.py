@@ -16,11 +16,6 @@ _NO_DECILE, _ALL_TOKENS = 10, 11  # places behind the deciles in the tensors
 class GeometryReader(Reader):
     """How the tables lie to one another (figures 1 and 9). In data frames bank k is called "bank_k"."""
 
-    @property
-    def table_names(self) -> list[str]:
-        """Names of `tables` in data frames: "embedding", "unembedding" where it is another table, "bank_0", ..."""
-        return [table if isinstance(table, str) else f"bank_{table}" for table in self.tables]
-
     def cosine_distance(self, decile: int | None = None) -> "pd.DataFrame":
         """Mean cosine distance of the rows of every two tables, 1 - cosine of A[v] and B[v] over tokens v (figure 9).
 

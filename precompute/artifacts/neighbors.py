@@ -112,11 +112,6 @@ class NeighborReader(Reader):
         if not 1 <= k <= most:
             raise ValueError(f"k is {k}; 1 to {most} neighbours are stored.")
 
-    def _table_name(self, table: str | int) -> str:
-        """The name of a table in file names."""
-        known = self.tables[self._table_row(table)]
-        return known if isinstance(known, str) else f"bank_{known}"
-
     def _index(self, table: str | int) -> "faiss.Index":
         """The index of a table, opened once."""
         name = self._table_name(table)

@@ -146,6 +146,16 @@ class Reader:
             raise ValueError(f"There is no token id {token_id}; they go from 0 to {self.vocab_size - 1}.")
         return int(token_id)
 
+    @property
+    def table_names(self) -> list[str]:
+        """What `tables` are called in file names and data frames: "embedding", perhaps "unembedding", "bank_0", ..."""
+        return [self._table_name(table) for table in self.tables]
+
+    def _table_name(self, table: str | int) -> str:
+        """The name of a table, as in `table_names`."""
+        known = self.tables[self._table_row(table)]
+        return known if isinstance(known, str) else f"bank_{known}"
+
     def _table_row(self, table: str | int) -> int:
         """Where a table stands among the stored ones: the order of `tables`."""
         is_known = not isinstance(table, bool) and isinstance(table, (str, int, np.integer))

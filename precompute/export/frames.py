@@ -205,10 +205,11 @@ def maps(artifacts: Artifacts) -> Iterator[pd.DataFrame]:
         yield long_table(axes, x=places[:, 0], y=places[:, 1])
 
 
-def movement(artifacts: Artifacts) -> pd.DataFrame:
+def movement(artifacts: Artifacts) -> Iterator[pd.DataFrame]:
     """How far every token lies from its place in the input embedding's map."""
-    moved = artifacts.tensors("maps").get_tensor("movement")
-    return long_table({"token_id": range(len(moved)), "table": named(artifacts)[1:]}, distance=moved)
+    moved, others = artifacts.tensors("maps").get_tensor("movement"), named(artifacts)[1:]  # (V, T-1)
+    for start, stop in parts(len(moved), len(others)):
+        yield long_table({"token_id": range(start, stop), "table": others}, distance=moved[start:stop])
 
 
 def trustworthiness(artifacts: Artifacts) -> pd.DataFrame:

@@ -3,9 +3,9 @@
 import csv
 import json
 import math
-import os
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -14,8 +14,10 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
-from tensorboard.plugins.projector import projector_plugin
+from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
+from tensorboard.plugins.projector.projector_plugin import ProjectorPlugin
+from werkzeug.test import Client
 
 from precompute import Artifacts
 from precompute.__main__ import main
@@ -201,15 +203,21 @@ def test_the_standalone_projector_reads_vectors_and_metadata_of_the_same_tokens(
     assert metadata["decile"].astype(int).tolist() == artifacts.bins[token_ids].tolist()
 
 
-def test_tensorboard_reads_its_configuration(exported, tables):
-    config = text_format.Parse((exported / "projector" / "projector_config.pbtxt").read_text(), ProjectorConfig())
-    assert len(config.embeddings) == len(tables.names)
-    path = str(exported / "projector" / "projector_config.pbtxt")
-    for embedding in config.embeddings:
-        file = projector_plugin._rel_to_abs_asset_path(embedding.tensor_path, path)
-        vectors = projector_plugin._read_tensor_tsv_file(file)
-        assert list(vectors.shape) == list(embedding.tensor_shape)
-        assert os.path.isfile(projector_plugin._rel_to_abs_asset_path(embedding.metadata_path, path))
+def test_tensorboard_finds_every_table_in_the_folder(exported, artifacts, tables):
+    text = (exported / "projector" / "projector_config.pbtxt").read_text()
+    written = text_format.Parse(text, ProjectorConfig())
+    data = Mock(list_runs=lambda *_, **__: [])
+    plugin = ProjectorPlugin(TBContext(logdir=str(exported / "projector"), data_provider=data))
+    server = Client(plugin.get_plugin_apps()["/info"])
+    found = json.loads(server.get("/?run=.").data)["embeddings"]
+    assert [entry["tensorName"] for entry in found] == [entry.tensor_name for entry in written.embeddings]
+    assert [entry["tensorName"] for entry in found] == list(map(table_name, tables.names))
+    served = Client(plugin.get_plugin_apps()["/tensor"]).get("/?run=.&name=bank_1").data
+    vectors = np.frombuffer(served, dtype=np.float32).reshape(found[0]["tensorShape"])
+    metadata = Client(plugin.get_plugin_apps()["/metadata"]).get("/?run=.&name=bank_1&num_rows=100000").data
+    rows = metadata.decode().splitlines()
+    assert len(rows) - 1 == len(vectors) == artifacts.vocab_size
+    np.testing.assert_array_equal(vectors, tables.read(1, 0, artifacts.vocab_size))
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 40))
