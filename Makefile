@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 artifacts: install
-	$(BIN)/tide-precompute $(DEMO)/tide-8e --base $(DEMO)/base --out $(ARTIFACTS)
+	$(BIN)/tide-precompute $(DEMO)/tide-8e --base $(DEMO)/base --out $(ARTIFACTS) --reuse $(DEMO)/artifacts
 
 demo: artifacts
 	$(BIN)/tide-dashboard $(ARTIFACTS) --port $(PORT)

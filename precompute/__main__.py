@@ -50,9 +50,9 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "--probe-tokens",
         type=whole_number(1),
-        default=16_384,
+        default=8_192,
         metavar="N",
-        help="tokens of the text on which ablation and compression are measured (default 16384)",
+        help="tokens of the text on which ablation and compression are measured (default 8192)",
     )
     parser.add_argument(
         "--index",

@@ -66,7 +66,7 @@ class Job:
     device: str = "cpu"
     max_memory: int = 4 * GIB
     window: int | None = None
-    probe_tokens: int = 16_384
+    probe_tokens: int = 8_192
     index: str = "flat"
     reuse: Path | None = None
     show_progress: bool = True
