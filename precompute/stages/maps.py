@@ -6,10 +6,12 @@ Without this anchor, UMAP's places are arbitrary and movement between two maps m
 twice moves by 0.75 standard deviations. The paper has no maps; this is ours, chosen by measurement (docs/artifacts.md).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from precompute.parts import Parts
 from precompute.stage import Context, Stage
@@ -49,9 +51,20 @@ def load_umap():
     return umap
 
 
+@contextlib.contextmanager
+def _threads_kept() -> Iterator[None]:
+    """Sets torch's number of threads back, which Numba changes: other stages must give the same bits after a map."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 # --- Maps ----------------------------------------------------------------------------------------------------
 
 
+@_threads_kept()
 def reference_map(ids: np.ndarray, cosines: np.ndarray, seed: int = SEED) -> np.ndarray:
     """A UMAP of the input embedding, by which the banks' maps are laid out.
 
@@ -92,6 +105,7 @@ def reference_map(ids: np.ndarray, cosines: np.ndarray, seed: int = SEED) -> np.
     return places
 
 
+@_threads_kept()
 def aligned_map(ids: np.ndarray, cosines: np.ndarray, reference: np.ndarray, seed: int = SEED) -> np.ndarray:
     """A UMAP of a table in which every token is attracted by its place in the reference map.
 

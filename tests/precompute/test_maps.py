@@ -2,6 +2,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,12 @@ def test_the_seed_decides_everything(reference):
     np.testing.assert_array_equal(once, again)
     assert not np.array_equal(once, other)
     assert once.dtype == reference.dtype == np.float32
+
+
+def test_torch_keeps_its_number_of_threads(reference):
+    assert torch.get_num_threads() == 1  # as tests/conftest.py has set it
+    aligned_map(*nearest(clusters(seed=1)), reference)
+    assert torch.get_num_threads() == 1
 
 
 def test_the_reference_is_not_changed(reference):
