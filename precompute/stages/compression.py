@@ -234,7 +234,7 @@ class Compression(Stage):
     """One piece the unchanged memory, one each way of quantising, and one all ranks.
 
     All ranks are one piece because they share the singular vectors, which take longer to find than one rank to measure
-    where the tables are large; pieces cannot hand anything to one another.
+    where the tables are large. A run that is killed in it measures all ranks again.
     """
 
     name = "compression"
