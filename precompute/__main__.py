@@ -65,7 +65,7 @@ def build_parser() -> ArgumentParser:
         type=gibibytes,
         default=4 * GIB,
         metavar="GIB",
-        help="memory that a stage may take beyond the model and one table (default 4)",
+        help="memory that a stage may take beyond the backbone and one table (default 4)",
     )
     parser.add_argument(
         "--reuse",

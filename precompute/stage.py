@@ -49,7 +49,7 @@ class Job:
             checkpoint holds.
         base: folder of the Base model to compare with.
         device: cpu, cuda or mps.
-        max_memory: bytes that a stage may take beyond the model's weights and one table.
+        max_memory: bytes that a stage may take beyond the model's backbone and one table.
         window: tokens that the model reads at once; None takes what it was made for, up to 2,048.
         probe_tokens: tokens of the held-out text on which the model is changed and measured again, many times.
         index: form of the neighbour indexes on disk: flat (exact), fp16 or sq8.
@@ -95,11 +95,14 @@ class Context:
 
     @cached_property
     def _loaded(self) -> "tuple[TideForCausalLM, PreTrainedTokenizerFast]":
-        return load_checkpoint(self.job.checkpoint, self.job.device)
+        return load_checkpoint(self.job.checkpoint, self.job.device, memory="disk")
 
     @property
     def model(self) -> TideForCausalLM:
-        """The checkpoint's model on the job's device, in evaluation mode. Whoever changes it puts it back."""
+        """The checkpoint's model on the job's device, in evaluation mode. Whoever changes it puts it back.
+
+        Its memory stays in the checkpoint's file: a forward reads the rows of its tokens.
+        """
         return self._loaded[0]
 
     @cached_property

@@ -32,7 +32,7 @@ MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format: a larger 
 
 
 def load_checkpoint(
-    path: str | Path, device: str = "cpu", dtype: "torch.dtype | None" = None
+    path: str | Path, device: str = "cpu", dtype: "torch.dtype | None" = None, memory: str = "resident"
 ) -> "tuple[TideForCausalLM, PreTrainedTokenizerFast]":
     """Loads a TIDE or Base checkpoint (`model_type` tide, any K) and its tokenizer, in evaluation mode.
 
@@ -40,6 +40,7 @@ def load_checkpoint(
         path: a folder that `tide-train` or `save_pretrained` wrote.
         device: cpu, cuda or mps.
         dtype: of the weights; by default float32 on the CPU and bfloat16 on a GPU.
+        memory: how the memory is stored, as `TideForCausalLM.from_pretrained` takes it.
 
     Raises:
         UserError: one sentence, when the folder or a file of it is missing, is no TIDE checkpoint, is truncated
@@ -59,7 +60,7 @@ def load_checkpoint(
     try:
         with quiet_transformers():
             tokenizer: Any = AutoTokenizer.from_pretrained(path)
-            loaded: Any = TideForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
+            loaded: Any = TideForCausalLM.from_pretrained(path, dtype=dtype, memory=memory, output_loading_info=True)
     except Exception as error:  # the tokenizers library raises bare `Exception` for a damaged file
         raise UserError(f"{path} cannot be loaded ({first_line(error)}); copy or train the checkpoint anew.") from error
     model, info = loaded

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tide.config import TideConfig
+from tide.table_file import MemoryTable
 
 
 class BankRMSNorm(nn.Module):
@@ -27,23 +28,31 @@ class MemoryBanks(nn.Module):
 
     The K rows of a token lie side by side, so that looking a token up is one contiguous read of K*d numbers
     instead of K reads. Bank width is d: the paper adds the mix to the residual stream without a projection.
+
+    Args:
+        config: of the model.
+        table: where the rows are read from when asked for; by default the table is a parameter, on the model's device.
+
+    Attributes:
+        weight: [V, K, d], or None where the table is none of the model's parameters.
+        table: where the rows are read from then, else None.
     """
 
-    def __init__(self, config: TideConfig):
+    def __init__(self, config: TideConfig, table: MemoryTable | None = None):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.num_memory_blocks, config.hidden_size))
+        shape = (config.vocab_size, config.num_memory_blocks, config.hidden_size)
+        self.weight = nn.Parameter(torch.empty(shape)) if table is None else None
+        self.table = table
         self.norm = BankRMSNorm(config.num_memory_blocks, config.hidden_size, config.rms_norm_eps)
 
     @property
     def num_banks(self) -> int:
         """K."""
-        return self.weight.shape[1]
+        return self.norm.weight.shape[0]
 
     def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The raw rows E_k[v]: [..., K, d] for token ids [...]."""
-        vocab_size, num_banks, hidden_size = self.weight.shape
-        flat = F.embedding(token_ids, self.weight.view(vocab_size, num_banks * hidden_size))
-        return flat.view(*token_ids.shape, num_banks, hidden_size)
+        return self._look_up(token_ids, normed=False)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """What the model reads, M_k(v) = RMSNorm_k(E_k[v]) (equations 3.3 and 3.4).
@@ -52,9 +61,27 @@ class MemoryBanks(nn.Module):
             token_ids: [...] integer, each in 0..V-1.
 
         Returns:
-            [..., K, d] in the table's dtype.
+            [..., K, d] in the table's dtype; of a table that is no parameter, in the model's.
+
+        Raises:
+            IndexError: for another token id.
+            OSError: when the table is a file that can no longer be read.
         """
-        return self.norm(self.rows(token_ids))
+        return self._look_up(token_ids, normed=True)
+
+    def _look_up(self, token_ids: torch.Tensor, normed: bool) -> torch.Tensor:
+        if self.table is None:
+            assert self.weight is not None
+            found = side_by_side(self.weight, token_ids)
+            return self.norm(found) if normed else found
+        distinct, places = token_ids.unique(return_inverse=True)
+        rows = self.table.read(distinct).to(self.norm.weight)
+        return side_by_side(self.norm(rows) if normed else rows, places)
+
+
+def side_by_side(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows [...] of a table [N, K, d], the K vectors of each in one read: [..., K, d]."""
+    return F.embedding(rows, table.flatten(1)).unflatten(-1, table.shape[1:])
 
 
 class Router(nn.Module):

@@ -15,6 +15,7 @@ What one forward does differently is a value, `Intervention`, and what it did is
 travel as keyword arguments. No hooks, no state on modules: two sessions can share one model.
 """
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -35,7 +36,10 @@ from tide.config import TideConfig
 from tide.effect import Effect
 from tide.intervention import Intervention
 from tide.memory import MemoryBanks, Router
+from tide.table_file import MEMORY_WEIGHT, MemoryTable, TableFile
 from tide.trace import Recorder, Trace
+
+STORAGES = ("resident", "disk")
 
 
 class TideDecoderLayer(LlamaDecoderLayer):
@@ -120,20 +124,43 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         Args:
             path: a folder or a name on the hub.
             *args: as transformers.
-            memory: how the K tables are stored; "resident" keeps them in the model's dtype on its device.
+            memory: how the K tables are stored. "resident" keeps them in the model's dtype on its device; "disk" leaves
+                them in the checkpoint's safetensors file, from which every forward reads the rows of its tokens: the
+                same numbers, for models that are only run.
             **kwargs: as transformers: dtype, device_map, output_loading_info, ...
 
         Raises:
-            ValueError: for a storage that there is not.
+            OSError: where the checkpoint cannot be found.
+            ValueError: for a storage that there is not, or weights without the table.
         """
-        if memory != "resident":
-            raise ValueError(f"There is no memory storage {memory!r}; this version keeps the tables 'resident'.")
+        if memory not in STORAGES:
+            raise ValueError(f"There is no memory storage {memory!r}; this version has {' and '.join(STORAGES)}.")
+        if memory == "disk":
+            config = kwargs.get("config")
+            if not isinstance(config, TideConfig):
+                config = TideConfig.from_pretrained(config or path, **kwargs)
+            if config.num_memory_blocks:
+                kwargs["memory_table"] = TableFile.of_checkpoint(path, **kwargs)
         return super().from_pretrained(path, *args, **kwargs)
+
+    def save_pretrained(self, *args, **kwargs) -> None:  # type: ignore[override]
+        """Saves as transformers does.
+
+        Raises:
+            ValueError: when the memory is on disk: the weights would be a checkpoint without it.
+        """
+        if any(isinstance(module, MemoryBanks) and module.weight is None for module in self.modules()):
+            raise ValueError("This model's memory is on disk; load it with memory='resident' to save it.")
+        super().save_pretrained(*args, **kwargs)
+
+    def _leaves_memory_on_disk(self) -> None:
+        """Tells transformers that the table in the checkpoint is meant to be left there."""
+        self._keys_to_ignore_on_load_unexpected = [rf"{re.escape(MEMORY_WEIGHT)}$"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # BankRMSNorm is initialised there: ones, like every RMSNorm
-        if isinstance(module, MemoryBanks):
+        if isinstance(module, MemoryBanks) and module.weight is not None:
             init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)  # ours: as the input embedding
         elif isinstance(module, Router) and module.null_bias is not None:
             init.zeros_(module.null_bias)
@@ -142,10 +169,12 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
 class TideModel(TidePreTrainedModel, LlamaModel):
     """The decoder: LLaMA's, with the memory looked up once and handed to every layer."""
 
-    def __init__(self, config: TideConfig):
+    def __init__(self, config: TideConfig, memory_table: MemoryTable | None = None):
         super().__init__(config)
         self.layers = nn.ModuleList([TideDecoderLayer(config, i) for i in range(config.num_hidden_layers)])
-        self.memory = MemoryBanks(config) if config.num_memory_blocks else None
+        self.memory = MemoryBanks(config, memory_table) if config.num_memory_blocks else None
+        if memory_table is not None:
+            self._leaves_memory_on_disk()
         self.post_init()
 
     def forward(  # type: ignore[override]
@@ -222,9 +251,11 @@ def position_ids_of(tokens: torch.Tensor, kwargs: dict) -> torch.Tensor:
 class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
     """A TIDE language model. `generate()`, cache and saving are transformers' own."""
 
-    def __init__(self, config: TideConfig):
+    def __init__(self, config: TideConfig, memory_table: MemoryTable | None = None):
         super().__init__(config)
-        self.model = TideModel(config)
+        self.model = TideModel(config, memory_table)
+        if memory_table is not None:
+            self._leaves_memory_on_disk()
         self.post_init()
 
     def forward(  # type: ignore[override]

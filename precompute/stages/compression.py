@@ -9,7 +9,7 @@ a row away, so that the one scale of an 8-bit row has no part in the result.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,6 +26,7 @@ from precompute.text import HeldOutText
 from tide.config import TideConfig
 from tide.evaluation.losses import token_losses
 from tide.model import TideForCausalLM
+from tide.table_file import MemoryTable
 
 UNCHANGED = "none"
 BITS = {"int8": 8, "int4": 4}
@@ -33,7 +34,7 @@ GROUP = {"int8": None, "int4": 32}  # neighbours in a row that share a scale; No
 SCALE_BYTES = 2  # a bfloat16: no row is too small or too large for it
 ROW_BYTES = 32  # a number of a tile while it is worked on: as stored, in float32 and float64, and changed
 PERCENTS = tuple(range(0, 100, 10))  # of the ranks that figure 12 takes away
-SVD = "svd"
+SVD, VECTORS = "svd", "vectors"
 TILE_ROWS = 4096  # of a table at once: 32 MiB in float32 at d 2048
 
 Change = Callable[[int, torch.Tensor], torch.Tensor]
@@ -44,7 +45,7 @@ Advance = Callable[[int], Any]
 
 
 def unchanged(bank: int, rows: torch.Tensor) -> torch.Tensor:
-    """The rows as they are: puts a changed memory back."""
+    """The rows as they are."""
     return rows
 
 
@@ -75,6 +76,11 @@ def quantized(rows: torch.Tensor, bits: int, group: int | None) -> torch.Tensor:
     return (codes * scale).flatten(1)[:, :width]
 
 
+def quantization(form: str) -> Change:
+    """What becomes of the rows in a form of `BITS`."""
+    return lambda bank, rows: quantized(rows, BITS[form], GROUP[form])
+
+
 def quantized_bytes(numbers: int, width: int, bits: int, group: int | None) -> int:
     """Bytes of so many numbers in rows of a width, scales included."""
     scales = numbers // width * math.ceil(width / (group or width))
@@ -89,42 +95,55 @@ def rank(percent: int, width: int) -> int:
     return -(-(100 - percent) * width // 100)
 
 
+class SingularVectors(NamedTuple):
+    """The right singular vectors of one table E_k.
+
+    Attributes:
+        vectors: [d, d] float32, in columns, that of the largest singular value first.
+        energies: [d] float64, the squared singular values.
+    """
+
+    vectors: torch.Tensor
+    energies: torch.Tensor
+
+
 def right_singular_vectors(
-    tables: CheckpointTables, tile_rows: int, device: torch.device, advance: Advance = lambda steps: None
-) -> torch.Tensor:
-    """Right singular vectors of every E_k, by the eigenvectors of E_k^T E_k: no table is held whole.
+    tables: CheckpointTables, bank: int, tile_rows: int, device: torch.device
+) -> SingularVectors:
+    """Right singular vectors of E_k, by the eigenvectors of E_k^T E_k in float64: the table is not held whole.
 
     Args:
         tables: of the checkpoint.
-        tile_rows: rows of a table at once.
+        bank: k.
+        tile_rows: rows of the table at once.
         device: where to compute.
-        advance: called after every bank.
-
-    Returns:
-        [K, d, d] float32 on the device; the columns of a bank are its vectors, that of the largest singular value
-        first. Computed in float64.
     """
     place = device if device.type == "cuda" else torch.device("cpu")  # Apple's GPUs have no float64
-    width = tables.hidden_size
-    vectors = torch.empty(tables.num_banks, width, width, device=device)
-    for bank in range(tables.num_banks):
-        gram = torch.zeros(width, width, dtype=torch.float64, device=place)
-        for tile in tables.tiles(bank, tile_rows, raw=True):
-            rows = torch.from_numpy(tile).to(place, torch.float64)
-            gram += rows.T @ rows
-        vectors[bank] = torch.linalg.eigh(gram)[1].flip(1)  # ascending before
-        advance(1)
-    return vectors
+    gram = torch.zeros(tables.hidden_size, tables.hidden_size, dtype=torch.float64, device=place)
+    for tile in tables.tiles(bank, tile_rows, raw=True):
+        rows = torch.from_numpy(tile).to(place, torch.float64)
+        gram += rows.T @ rows
+    energies, vectors = torch.linalg.eigh(gram)  # ascending
+    return SingularVectors(vectors.flip(1).float(), energies.flip(0).clamp(min=0))
 
 
-def projection(vectors: torch.Tensor, kept: int) -> Change:
-    """The best approximation of each table by so many ranks, E V_r V_r^T (Eckart-Young).
+def projection(vectors: Sequence[torch.Tensor]) -> Change:
+    """The best approximation of each table by r ranks, E V_r V_r^T (Eckart-Young).
 
     Args:
-        vectors: [K, d, d], as `right_singular_vectors`.
+        vectors: of each bank [d, r], its first right singular vectors.
+    """
+    return lambda bank, rows: rows @ vectors[bank] @ vectors[bank].T
+
+
+def truncation_error(energies: np.ndarray, kept: int) -> float:
+    """Relative error |E' - E| / |E| over all banks of the best approximation by so many ranks of each.
+
+    Args:
+        energies: [K, d], squared singular values, the largest first.
         kept: r.
     """
-    return lambda bank, rows: rows @ vectors[bank, :, :kept] @ vectors[bank, :, :kept].T
+    return math.sqrt(energies[:, kept:].sum() / energies.sum()) if energies.any() else 0.0
 
 
 def low_rank_bytes(vocab_size: int, num_banks: int, width: int, kept: int, number_bytes: int) -> int:
@@ -135,57 +154,65 @@ def low_rank_bytes(vocab_size: int, num_banks: int, width: int, kept: int, numbe
 # --- The memory in another form ----------------------------------------------------------------------------------
 
 
+class ChangedTable:
+    """The memory in another form: the rows that a forward reads, changed as they are read.
+
+    Args:
+        table: the memory as it is.
+        change: what becomes of its rows.
+        device: where they are changed.
+    """
+
+    def __init__(self, table: MemoryTable, change: Change, device: torch.device):
+        self._table, self._change, self._device = table, change, device
+
+    def read(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """As `MemoryTable.read`, but [N, K, d] float32 on the device."""
+        rows = self._table.read(token_ids).to(self._device, torch.float32)
+        return torch.stack([self._change(bank, rows[:, bank]) for bank in range(rows.shape[1])], dim=1)
+
+
+@contextlib.contextmanager
+def changed_memory(model: TideForCausalLM, change: Change) -> Iterator[None]:
+    """The model with its memory in another form, until the block ends.
+
+    Args:
+        model: with its memory on disk.
+        change: what becomes of the rows of each bank.
+    """
+    memory = model.model.memory
+    assert memory is not None
+    assert memory.table is not None
+    table = memory.table
+    memory.table = ChangedTable(table, change, model.device)
+    try:
+        yield
+    finally:
+        memory.table = table
+
+
 def squared_length(rows: torch.Tensor) -> float:
     """Sum of squares, rows summed in float32 and one another in float64."""
     return float(rows.square().sum(dim=1).cpu().double().sum())
 
 
-@torch.no_grad()
-def change_memory(
-    model: TideForCausalLM,
-    tables: CheckpointTables,
-    tile_rows: int,
-    change: Change,
-    advance: Advance = lambda steps: None,
-) -> float:
-    """Writes the checkpoint's memory into the model, changed.
+def relative_error(tables: CheckpointTables, tile_rows: int, change: Change, advance: Advance) -> float:
+    """|E' - E| / |E| over all banks (Frobenius norms), a tile at a time.
 
     Args:
-        model: of the same checkpoint; its memory is overwritten in place.
         tables: of the checkpoint.
         tile_rows: rows of a table at once.
         change: what becomes of the rows.
         advance: called after every bank.
-
-    Returns:
-        Relative error |E' - E| / |E| over all banks (Frobenius norms), before E' is rounded to the model's dtype.
     """
-    assert model.model.memory is not None
-    weight = model.model.memory.weight  # (V, K, d)
     error = size = 0.0
     for bank in range(tables.num_banks):
-        start = 0
         for tile in tables.tiles(bank, tile_rows, raw=True):
-            rows = torch.from_numpy(tile).to(weight.device)
-            changed = change(bank, rows)
-            weight[start : start + len(rows), bank] = changed.to(weight.dtype)
-            error += squared_length(changed - rows)
+            rows = torch.from_numpy(tile)
+            error += squared_length(change(bank, rows) - rows)
             size += squared_length(rows)
-            start += len(rows)
         advance(1)
     return math.sqrt(error / size) if size else 0.0
-
-
-def changes_of(
-    piece: str, tables: CheckpointTables, tile_rows: int, device: torch.device, advance: Advance
-) -> list[Change]:
-    """What becomes of the memory in each form of a piece of the stage."""
-    if piece in BITS:
-        return [lambda _, rows: quantized(rows, BITS[piece], GROUP[piece])]
-    if piece == SVD:
-        vectors = right_singular_vectors(tables, tile_rows, device, advance)
-        return [projection(vectors, rank(percent, tables.hidden_size)) for percent in PERCENTS]
-    return [unchanged]
 
 
 def compressed_forms(config: TideConfig) -> pd.DataFrame:
@@ -212,15 +239,6 @@ def compressed_forms(config: TideConfig) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["form", "bits", "percent", "rank", "bytes"])
 
 
-@contextlib.contextmanager
-def restored(model: TideForCausalLM, tables: CheckpointTables, tile_rows: int) -> Iterator[None]:
-    """Puts the memory back from the checkpoint's files when the block ends, however it ends."""
-    try:
-        yield
-    finally:
-        change_memory(model, tables, tile_rows, unchanged)
-
-
 def probe_losses(model: TideForCausalLM, text: HeldOutText, windows: Sequence[int], advance: Advance) -> np.ndarray:
     """Losses of all predicted positions of some windows, one window after the other: [N] float32, nats."""
     parts = []
@@ -231,11 +249,7 @@ def probe_losses(model: TideForCausalLM, text: HeldOutText, windows: Sequence[in
 
 
 class Compression(Stage):
-    """One piece the unchanged memory, one each way of quantising, and one all ranks.
-
-    All ranks are one piece because they share the singular vectors, which take longer to find than one rank to measure
-    where the tables are large. A run that is killed in it measures all ranks again.
-    """
+    """A piece each form of the memory; before the ranks, one each bank's singular vectors, which all ranks share."""
 
     name = "compression"
     needs = ("text", "frequency")
@@ -262,31 +276,45 @@ class Compression(Stage):
             "seed": SEED,
         }
 
-    def pieces(self, context: Context) -> Sequence[str]:
-        """The unchanged memory, each way of quantising, and all ranks."""
-        return (UNCHANGED, *BITS, SVD)
+    def rounds(self, context: Context) -> Sequence[Sequence[str]]:
+        """The unchanged memory, each way of quantising and every bank's singular vectors; then every rank."""
+        banks = range(context.config.num_memory_blocks)
+        return (UNCHANGED, *BITS, *(f"{VECTORS}-{bank}" for bank in banks)), [f"{SVD}-{p}" for p in PERCENTS]
 
     def measure(self, context: Context, piece: str) -> Tables:
-        """Of the forms of a piece, losses [forms, N] float32 and relative errors [forms] float64."""
+        """Of a form, `losses` [N] float32 and `error` [1] float64; of a bank, its `SingularVectors`."""
         model, tables, text = context.model, context.tables, context.text
-        windows = probe_windows(text, context.job.probe_tokens)
         tile_rows = context.rows_within(ROW_BYTES * tables.hidden_size, most=TILE_ROWS)
-        batches = sum(1 for _ in text.batches(windows.tolist(), BATCH_TOKENS))
-        steps = (len(PERCENTS) if piece == SVD else 1) * (tables.num_banks + batches)
-        steps += tables.num_banks if piece == SVD else 0  # the singular vectors
-        losses, errors = [], []
-        with context.bar(steps, f"compression, {piece}", "steps") as bar, restored(model, tables, tile_rows):
-            for change in changes_of(piece, tables, tile_rows, model.device, bar.update):
-                errors.append(change_memory(model, tables, tile_rows, change, bar.update))
-                losses.append(probe_losses(model, text, windows.tolist(), bar.update))
-        return {"losses": {"losses": np.stack(losses), "errors": np.array(errors)}}
+        kind, _, number = piece.partition("-")
+        if kind == VECTORS:
+            found = right_singular_vectors(tables, int(number), tile_rows, model.device)
+            return {VECTORS: {name: tensor.cpu().numpy() for name, tensor in found._asdict().items()}}
+
+        windows = probe_windows(text, context.job.probe_tokens).tolist()
+        steps = sum(1 for _ in text.batches(windows, BATCH_TOKENS)) + (tables.num_banks if kind in BITS else 0)
+        change: Change = unchanged
+        error = 0.0
+        with context.bar(steps, f"compression, {piece}", "steps") as bar:
+            if kind in BITS:
+                change = quantization(kind)
+                error = relative_error(tables, tile_rows, change, bar.update)
+            elif kind == SVD:
+                kept = rank(int(number), tables.hidden_size)
+                assert context.parts is not None
+                stored = [context.parts.tensors(f"{VECTORS}-{bank}", VECTORS) for bank in range(tables.num_banks)]
+                change = projection([torch.from_numpy(of["vectors"][:, :kept]).to(model.device) for of in stored])
+                error = truncation_error(np.stack([of["energies"] for of in stored]), kept)
+            with changed_memory(model, change):
+                losses = probe_losses(model, text, windows, bar.update)
+        return {"losses": {"losses": losses, "error": np.array([error])}}
 
     def combine(self, context: Context, parts: Parts) -> Tables:
         """Every form with its size and error, and the columns of `difference_table` without model."""
         text, config = context.text, context.config
         windows = probe_windows(text, context.job.probe_tokens)
-        stored = [parts.tensors(piece, "losses") for piece in parts.pieces]
-        losses, errors = (np.concatenate([of[name] for of in stored]) for name in ("losses", "errors"))
+        forms = compressed_forms(config)
+        stored = [parts.tensors(form, "losses") for form in forms["form"]]
+        losses = np.stack([of["losses"] for of in stored])
         sums, done = [], 0
         for batch in text.batches(windows.tolist(), BATCH_TOKENS):
             shape = (len(losses), len(batch.windows), batch.input_ids.shape[1] - 1)
@@ -294,6 +322,6 @@ class Compression(Stage):
             of_batch = losses[:, done : done + positions].reshape(shape)
             sums.append(CellSums.of(of_batch, batch.input_ids, context.deciles))
             done += positions
-        forms = compressed_forms(config).assign(error=errors)
+        forms = forms.assign(error=np.concatenate([of["error"] for of in stored]))
         table = difference_table(CellSums.join(sums), text.window_domains[windows], text.domains)
         return {"compression": forms.join(table.set_index("model")).reset_index(drop=True)}

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import tide.model
 from tests.conftest import VOCAB_SIZE, tiny_model
+from tide import memory
 from tide.model import TideForCausalLM, mix
 
 
@@ -165,8 +166,8 @@ def test_without_autocast_m_and_all_that_follows_is_what_it_was(make_model, inpu
 def test_the_memory_is_looked_up_once_a_forward(make_model, input_ids, monkeypatch):
     calls = []
     model = make_model()
-    lookup = type(model.model.memory).rows
-    monkeypatch.setattr(type(model.model.memory), "rows", lambda self, ids: calls.append(ids) or lookup(self, ids))
+    lookup = memory.side_by_side
+    monkeypatch.setattr(memory, "side_by_side", lambda table, ids: calls.append(ids) or lookup(table, ids))
     model(input_ids)
     assert len(calls) == 1
 
@@ -176,5 +177,5 @@ def test_resident_storage_is_the_default_and_another_one_is_refused_in_one_sente
     model.save_pretrained(tmp_path)
     loaded = TideForCausalLM.from_pretrained(tmp_path, memory="resident")
     assert torch.equal(loaded.model.memory.weight, model.model.memory.weight)
-    with pytest.raises(ValueError, match=r"^There is no memory storage 'ssd'"):
+    with pytest.raises(ValueError, match=r"^There is no memory storage 'ssd'; this version has resident and disk"):
         TideForCausalLM.from_pretrained(tmp_path, memory="ssd")

@@ -224,9 +224,12 @@ def test_a_damaged_recipe_is_told(data_folder, tmp_path):
 
 
 def test_how_a_run_is_computed_may_change_when_it_is_resumed(data_folder, tmp_path, finished):
-    """Micro batches and checkpointing change no more than the order of sums."""
+    """Micro batches, attention and checkpointing change no more than the order of sums."""
     train_until(tiny_run(data_folder, tmp_path, steps=STEPS), SAVE_EVERY + 2)
-    other = tiny_run(data_folder, tmp_path, steps=STEPS, micro_batch_size=4, gradient_checkpointing=True)
+    other = tiny_run(
+        data_folder, tmp_path, steps=STEPS, micro_batch_size=4, attention="eager", gradient_checkpointing=True
+    )
+    assert other.settings == tiny_run(data_folder, tmp_path, steps=STEPS).settings
     other.train(resume=True, schedule=every_step())
     assert [loss for _, loss in losses(tmp_path)] == pytest.approx([loss for _, loss in losses(finished[0])], abs=1e-3)
 
@@ -247,6 +250,12 @@ def test_a_run_stops_where_it_is_told_keeps_a_checkpoint_and_goes_on(data_folder
     assert (tmp_path / "step-0000009" / "model.safetensors").exists()
     whole = TideForCausalLM.from_pretrained(finished[0]).state_dict()
     assert any(not torch.equal(weight, whole[name]) for name, weight in kept.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "nonsense"])
+def test_attention_that_is_not_to_be_had_is_refused_in_one_sentence(data_folder, tmp_path, name):
+    with pytest.raises(UserError, match=rf"^Attention '{name}' cannot be had here \(.+\); give --attention sdpa\.$"):
+        tiny_run(data_folder, tmp_path, steps=2, attention=name).train()
 
 
 def test_gradient_checkpointing_changes_no_number(data_folder, tmp_path, finished):

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from tide.checkpoint import first_line
 from tide.cli import UserError
 from tide.config import TideConfig
 from tide.frequency import frequency_deciles
@@ -228,15 +229,21 @@ class Run:
             from tide.training.upcycle import freeze_backbone
 
             freeze_backbone(model)
+        try:
+            model.set_attn_implementation(self.recipe.attention)
+        except (ImportError, ValueError) as error:  # not installed, or no name that transformers knows
+            raise UserError(
+                f"Attention {self.recipe.attention!r} cannot be had here ({first_line(error)}); give --attention sdpa."
+            ) from error
         if self.recipe.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         module = TrainingModule(model).train()
         self.module, self.optimizer = accelerator.prepare(module, build_optimizer(module, self.recipe))
         self.plain: TrainingModule = accelerator.unwrap_model(self.module, keep_torch_compile=False)
         self.gradients = GradientNorms(self.plain.model, self.device)
-        memory = self.plain.model.model.memory
-        gathers = memory is not None and accelerator.distributed_type == DistributedType.NO
-        self.row_gradients = RowGradients(memory.weight) if gathers else None
+        memory, alone = self.plain.model.model.memory, accelerator.distributed_type == DistributedType.NO
+        table = memory.weight if memory is not None and alone else None
+        self.row_gradients = None if table is None else RowGradients(table)
         self.counts = torch.zeros(self.config.vocab_size, dtype=torch.int64, device=self.device)
         self._since, self._seen = time.perf_counter(), 0
 

@@ -55,6 +55,11 @@ class Recipe:
     micro_batch_size: int = setting(
         8, "sequences a forward in each process; gradients accumulate up to batch-size", execution=True
     )
+    attention: str = setting(
+        "sdpa",
+        "how transformers computes attention: sdpa, eager, flash_attention_2, flex_attention, ...",
+        execution=True,
+    )
     gradient_checkpointing: bool = setting(
         False, "recompute activations in the backward pass: less memory, about a third more time", execution=True
     )
@@ -143,6 +148,7 @@ DEMO = Recipe(
     start_lr=3e-5,
     floor_lr=3e-4,
     warmup_steps=100,
+    attention="eager",  # compiled, on a CPU and sequences this short, it is faster than the fused kernel
 )
 
 RECIPES = {"demo": DEMO, "paper": PAPER}

@@ -1,0 +1,108 @@
+"""The memory table where it lies: rows of a checkpoint's file, read when they are asked for.
+
+At V 131,072, d 2048 and K 24 the memory is 12.9 GB in bfloat16, of which a text of 2,048 tokens reads at most 201 MB.
+Files are read, not mapped: mapped pages stay in the process's resident size for as long as the system likes.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file
+
+MEMORY_WEIGHT = "model.memory.weight"
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+
+
+class MemoryTable(Protocol):
+    """Where the raw rows of the memory come from, when they are no parameter of the model."""
+
+    def read(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Raw rows E_k[v] of distinct, ascending token ids [N]: [N, K, d] on the CPU."""
+
+
+class TableFile:
+    """The table [V, K, d] in a checkpoint's safetensors file.
+
+    Args:
+        file: the safetensors file.
+        name: of the tensor in it.
+
+    Attributes:
+        file: the safetensors file.
+        start: where in it the numbers begin, in bytes.
+        shape: of the tensor; of the memory (V, K, d).
+        dtype: in which it is stored.
+
+    Raises:
+        ValueError: when the file's header cannot be read, or names no such tensor of floating-point numbers.
+    """
+
+    def __init__(self, file: Path, name: str = MEMORY_WEIGHT):
+        self.file = file
+        try:
+            with file.open("rb") as stream:
+                size = int.from_bytes(stream.read(8), "little")
+                entry = json.loads(stream.read(size))[name]
+            self.shape, self.dtype = tuple(entry["shape"]), _DTYPES[entry["dtype"]]
+            self.start = 8 + size + entry["data_offsets"][0]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file} holds no table {name} of floating-point numbers") from error
+        self._row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+    @classmethod
+    def of_checkpoint(cls, path: str | Path, **options: Any) -> "TableFile":
+        """The memory of a checkpoint, a folder or a name on the hub.
+
+        Args:
+            path: as `from_pretrained` takes it.
+            **options: as `from_pretrained` takes them; those that say where on the hub are used.
+
+        Raises:
+            OSError: when there are no weights in the safetensors format.
+            ValueError: when they hold no memory.
+        """
+        hub = {name: options[name] for name in _HUB_OPTIONS if name in options}
+        index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False, **hub)
+        name = SAFE_WEIGHTS_NAME
+        if index is not None:
+            listed = json.loads(Path(index).read_text(encoding="utf-8")).get("weight_map", {})
+            if MEMORY_WEIGHT not in listed:
+                raise ValueError(f"{index} lists no table {MEMORY_WEIGHT}")
+            name = listed[MEMORY_WEIGHT]
+        weights: Any = cached_file(path, name, **hub)
+        return cls(Path(weights))
+
+    def read(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Raw rows E_k[v]; neighbours in the table are read at once.
+
+        Args:
+            token_ids: [N] distinct and ascending.
+
+        Returns:
+            [N, K, d] in the stored dtype, on the CPU.
+
+        Raises:
+            IndexError: for an id that is not in 0..V-1.
+            OSError: when the file is gone, or shorter than its header says.
+        """
+        ids = token_ids.cpu().numpy()
+        if len(ids) and not 0 <= ids[0] <= ids[-1] < self.shape[0]:
+            raise IndexError(f"token ids {ids[0]} to {ids[-1]} are not all in 0..{self.shape[0] - 1}")
+        rows = torch.empty((len(ids), *self.shape[1:]), dtype=self.dtype)
+        unread = rows.view(torch.uint8).numpy().reshape(-1)
+        with self.file.open("rb", buffering=0) as stream:
+            for run in np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1):
+                stream.seek(self.start + int(run[0]) * self._row_bytes if len(run) else 0)
+                end = len(unread) - len(run) * self._row_bytes
+                while len(unread) > end:
+                    count = stream.readinto(unread[: len(unread) - end].data)
+                    if not count:
+                        raise OSError(f"{self.file} is shorter than its header says; copy the checkpoint anew")
+                    unread = unread[count:]
+        return rows
