@@ -196,19 +196,22 @@ def squared_length(rows: torch.Tensor) -> float:
     return float(rows.square().sum(dim=1).cpu().double().sum())
 
 
-def relative_error(tables: CheckpointTables, tile_rows: int, change: Change, advance: Advance) -> float:
+def relative_error(
+    tables: CheckpointTables, tile_rows: int, change: Change, device: torch.device, advance: Advance
+) -> float:
     """|E' - E| / |E| over all banks (Frobenius norms), a tile at a time.
 
     Args:
         tables: of the checkpoint.
         tile_rows: rows of a table at once.
         change: what becomes of the rows.
+        device: where they are changed.
         advance: called after every bank.
     """
     error = size = 0.0
     for bank in range(tables.num_banks):
         for tile in tables.tiles(bank, tile_rows, raw=True):
-            rows = torch.from_numpy(tile)
+            rows = torch.from_numpy(tile).to(device)
             error += squared_length(change(bank, rows) - rows)
             size += squared_length(rows)
         advance(1)
@@ -297,7 +300,7 @@ class Compression(Stage):
         with context.bar(steps, f"compression, {piece}", "steps") as bar:
             if kind in BITS:
                 change = quantization(kind)
-                error = relative_error(tables, tile_rows, change, bar.update)
+                error = relative_error(tables, tile_rows, change, model.device, bar.update)
             elif kind == SVD:
                 kept = rank(int(number), tables.hidden_size)
                 assert context.parts is not None

@@ -148,7 +148,6 @@ DEMO = Recipe(
     start_lr=3e-5,
     floor_lr=3e-4,
     warmup_steps=100,
-    attention="eager",  # compiled, on a CPU and sequences this short, it is faster than the fused kernel
 )
 
 RECIPES = {"demo": DEMO, "paper": PAPER}
