@@ -85,9 +85,15 @@ Null weight by layer at the last step, mean over {probe} sequences of the batch:
 BY_BANKS = """
 ## By number of banks
 
-Models that were trained alike and differ in K alone (deciles counted over {counted}); the same texts, windows and
-intervals as above, all texts together, every position weighing the same. Made by `tide-evaluate` with `--base` and the
-models below; all rows: `{file}`.
+Models that were trained alike and differ in K alone: each is the step 2,560 (10,485,760 tokens) of a run of the recipe
+`demo`, which goes on to 40 million tokens, so the learning rate is still high; they are not shipped. Made by
+
+    tide-train --preset demo --blocks K --data corpus --compile --attention eager \\
+        --keep 2560 --stop-at 2560 --out runs/K
+
+for K = 0, 2, 4 and 8 (K = 0 and 8 without `--stop-at`, to go on), then `tide-evaluate` on the kept checkpoints with
+K = 0 as `--base`. The same texts, windows and intervals as above, all texts together, every position weighing the same
+(deciles counted over {counted}); all rows: `{file}`.
 
 {verdicts}
 
