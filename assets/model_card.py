@@ -11,11 +11,14 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from tide import ParameterBudget, TideConfig
 from tide.evaluation.printing import verdicts
 from tide.evaluation.report import read_report
+from tide.frequency import GROUPS
+from tide.training.summaries import read_summaries
 
 FOLDER = Path(__file__).parent / "demo"
 CHECKPOINTS = {"base": 0, "tide-8e": 8}
@@ -108,6 +111,18 @@ Cross entropy of rare, mid and common tokens, nats (figure 7 of the paper):
 Base - TIDE by frequency decile, nats (figure 5 of the paper):
 
 {deciles}
+"""
+
+BY_BANKS_SUMMARIES = """
+What these runs kept about themselves by then (`by-banks/K/summaries.jsonl`, last line; docs/training.md). Mean weight
+of the null bank by layer, on held-out text:
+
+{null}
+
+Squared gradient that a row of a table has received in all steps together, mean over the token ids of a group: the
+input embedding E, through the lookup, and E with all banks, the sum that proposition 3.2 is about:
+
+{gradients}
 """
 
 
@@ -212,6 +227,32 @@ def section_by_banks(file: Path) -> str:
     )
 
 
+def section_summaries(folder: Path) -> str:
+    """The last training summary of each of these models, side by side.
+
+    Args:
+        folder: of a folder a model, named by K, with its summaries.
+    """
+    last = {int(run.name): read_summaries(run)[-1] for run in folder.iterdir()}
+    null = [
+        [f"K={k}", *(f"{w:.2f}" for w in np.average(last[k].routing[..., -1], axis=1, weights=last[k].positions))]
+        for k in sorted(last)
+        if k
+    ]
+    gradients = []
+    for group, numbers in GROUPS.items():
+        row, deciles = [group], list(numbers)
+        for k in sorted(last):
+            shown = [last[k].embedding_gradient] + ([last[k].total_gradient] if k else [])
+            row += [f"{np.average(values[deciles], weights=last[k].types[deciles]):.3g}" for values in shown]
+        gradients.append(row)
+    tables = ["Base, E", *(f"K={k}, {what}" for k in sorted(last) if k for what in ("E", "all"))]
+    return BY_BANKS_SUMMARIES.format(
+        null=markdown(["model", *(f"layer {layer}" for layer in range(len(null[0]) - 1))], null),
+        gradients=markdown(["group", *tables], gradients),
+    )
+
+
 def verdict_list(facts: dict, tables: dict[str, pd.DataFrame]) -> str:
     """Who wins where, a line a model."""
     labels = {model["name"]: f"{model['name']} (K={model['num_memory_blocks']})" for model in facts["models"]}
@@ -254,7 +295,7 @@ def main() -> None:
     )
     by_banks = FOLDER / "evaluation-10m.json"
     if by_banks.is_file():
-        card += section_by_banks(by_banks)
+        card += section_by_banks(by_banks) + section_summaries(FOLDER / "by-banks")
     (FOLDER / "README.md").write_text(card, encoding="utf-8")
 
 
