@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,11 @@ def _is_up_to(line: str, step: int) -> bool:
         return json.loads(line)["step"] <= step
     except (json.JSONDecodeError, KeyError, TypeError):
         return False
+
+
+@contextlib.contextmanager
+def quiet_single_process() -> Iterator[None]:
+    """Without the warning of torch.distributed.checkpoint that a single process is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.distributed is disabled, unavailable or uninitialized.*")
+        yield

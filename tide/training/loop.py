@@ -2,8 +2,7 @@
 
 import contextlib
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from torch.distributed.checkpoint.state_dict import (
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from tide.checkpoint import first_line
 from tide.cli import UserError
 from tide.config import TideConfig
 from tide.frequency import frequency_deciles
@@ -30,9 +28,17 @@ from tide.model import TideForCausalLM
 from tide.tokens import Vocabulary
 from tide.training.data import WindowDataset
 from tide.training.export import write_checkpoint
-from tide.training.folder import LOG_FILE, RunFolder, saving
+from tide.training.folder import LOG_FILE, RunFolder, quiet_single_process, saving
 from tide.training.log import TrainingLog
-from tide.training.module import RowGradients, TrainingModule, build_model, build_optimizer, evaluating, full
+from tide.training.module import (
+    RowGradients,
+    TrainingModule,
+    build_model,
+    build_optimizer,
+    evaluating,
+    full,
+    set_attention,
+)
 from tide.training.recipe import Recipe
 from tide.training.summaries import (
     NUM_SUMMARIES,
@@ -229,12 +235,7 @@ class Run:
             from tide.training.upcycle import freeze_backbone
 
             freeze_backbone(model)
-        try:
-            model.set_attn_implementation(self.recipe.attention)
-        except (ImportError, ValueError) as error:  # not installed, or no name that transformers knows
-            raise UserError(
-                f"Attention {self.recipe.attention!r} cannot be had here ({first_line(error)}); give --attention sdpa."
-            ) from error
+        set_attention(model, self.recipe.attention)
         if self.recipe.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         module = TrainingModule(model).train()
@@ -396,11 +397,3 @@ class Run:
                 else:
                     self.folder.finish(temporary)
         self.accelerator.wait_for_everyone()
-
-
-@contextlib.contextmanager
-def quiet_single_process() -> Iterator[None]:
-    """Without the warning of torch.distributed.checkpoint that a single process is one."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.distributed is disabled, unavailable or uninitialized.*")
-        yield

@@ -8,6 +8,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from tide.checkpoint import first_line
+from tide.cli import UserError
 from tide.config import TideConfig
 from tide.model import TideForCausalLM
 from tide.training.recipe import Recipe
@@ -157,6 +159,20 @@ def build_model(config: TideConfig, seed: int) -> TideForCausalLM:
     model = TideForCausalLM(config)
     model.load_state_dict(base.state_dict(), strict=False)
     return model
+
+
+def set_attention(model: TideForCausalLM, implementation: str) -> None:
+    """Chooses one of transformers' implementations of attention.
+
+    Raises:
+        UserError: when transformers knows no such name, or what it needs is not installed.
+    """
+    try:
+        model.set_attn_implementation(implementation)
+    except (ImportError, ValueError) as error:
+        raise UserError(
+            f"Attention {implementation!r} cannot be had here ({first_line(error)}); give --attention sdpa."
+        ) from error
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
