@@ -87,23 +87,21 @@ class Context:
         self.config = TideConfig.from_pretrained(job.checkpoint)
         self.shows_progress = job.show_progress
         self.parts: Parts | None = None
+        self._loaded: dict[Path, tuple[TideForCausalLM, PreTrainedTokenizerFast]] = {}
 
     @cached_property
     def tables(self) -> CheckpointTables:
         """The input embedding and the banks, row by row from the checkpoint's files; no model is loaded."""
         return CheckpointTables(self.job.checkpoint, self.config)
 
-    @cached_property
-    def _loaded(self) -> "tuple[TideForCausalLM, PreTrainedTokenizerFast]":
-        return load_checkpoint(self.job.checkpoint, self.job.device, memory="disk")
-
     @property
     def model(self) -> TideForCausalLM:
         """The checkpoint's model on the job's device, in evaluation mode. Whoever changes it puts it back.
 
-        Its memory stays in the checkpoint's file: a forward reads the rows of its tokens.
+        Its memory, and an untied input embedding, stay in the checkpoint's file: a forward reads the rows of its
+        tokens. Of this model and Base only the one that was asked for last is held.
         """
-        return self._loaded[0]
+        return self._load(self.job.checkpoint)[0]
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerFast":
@@ -113,15 +111,22 @@ class Context:
         tokenizer: Any = AutoTokenizer.from_pretrained(self.job.checkpoint)
         return tokenizer
 
-    def load_base(self) -> "tuple[TideForCausalLM, PreTrainedTokenizerFast]":
-        """The Base model and its tokenizer, loaded anew: who asks for it drops it when done.
+    @property
+    def base(self) -> "tuple[TideForCausalLM, PreTrainedTokenizerFast]":
+        """The Base model, as `model`, and its tokenizer.
 
         Raises:
             UserError: when the job names none, or it cannot be loaded.
         """
         if self.job.base is None:
             raise UserError("There is no Base checkpoint to compare with; give --base CHECKPOINT.")
-        return load_checkpoint(self.job.base, self.job.device)
+        return self._load(self.job.base)
+
+    def _load(self, checkpoint: Path) -> "tuple[TideForCausalLM, PreTrainedTokenizerFast]":
+        if checkpoint not in self._loaded:
+            self._loaded.clear()  # before the other is read
+            self._loaded[checkpoint] = load_checkpoint(checkpoint, self.job.device, memory="disk")
+        return self._loaded[checkpoint]
 
     @cached_property
     def tokenizer_fingerprint(self) -> str:

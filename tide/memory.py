@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tide.config import TideConfig
-from tide.table_file import MemoryTable
+from tide.table_file import RowTable
 
 
 class BankRMSNorm(nn.Module):
@@ -38,7 +38,7 @@ class MemoryBanks(nn.Module):
         table: where the rows are read from then, else None.
     """
 
-    def __init__(self, config: TideConfig, table: MemoryTable | None = None):
+    def __init__(self, config: TideConfig, table: RowTable | None = None):
         super().__init__()
         shape = (config.vocab_size, config.num_memory_blocks, config.hidden_size)
         self.weight = nn.Parameter(torch.empty(shape)) if table is None else None

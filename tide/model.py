@@ -36,7 +36,7 @@ from tide.config import TideConfig
 from tide.effect import Effect
 from tide.intervention import Intervention
 from tide.memory import MemoryBanks, Router
-from tide.table_file import MEMORY_WEIGHT, MemoryTable, TableFile
+from tide.table_file import EMBEDDING_WEIGHT, MEMORY_WEIGHT, FileEmbedding, RowTable, TableFile
 from tide.trace import Recorder, Trace
 
 STORAGES = ("resident", "disk")
@@ -126,12 +126,13 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
             *args: as transformers.
             memory: how the K tables are stored. "resident" keeps them in the model's dtype on its device; "disk" leaves
                 them in the checkpoint's safetensors file, from which every forward reads the rows of its tokens: the
-                same numbers, for models that are only run.
+                same numbers, for models that are only run. An input embedding that is not tied to the unembedding is
+                a table of the same kind, and left there too.
             **kwargs: as transformers: dtype, device_map, output_loading_info, ...
 
         Raises:
             OSError: where the checkpoint cannot be found.
-            ValueError: for a storage that there is not, or weights without the table.
+            ValueError: for a storage that there is not, or weights without a table that is to be left there.
         """
         if memory not in STORAGES:
             raise ValueError(f"There is no memory storage {memory!r}; this version has {' and '.join(STORAGES)}.")
@@ -140,22 +141,26 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
             if not isinstance(config, TideConfig):
                 config = TideConfig.from_pretrained(config or path, **kwargs)
             if config.num_memory_blocks:
-                kwargs["memory_table"] = TableFile.of_checkpoint(path, **kwargs)
+                kwargs["memory_table"] = TableFile.of_checkpoint(path, MEMORY_WEIGHT, **kwargs)
+            if not config.tie_word_embeddings:
+                kwargs["embedding_table"] = TableFile.of_checkpoint(path, EMBEDDING_WEIGHT, **kwargs)
         return super().from_pretrained(path, *args, **kwargs)
 
     def save_pretrained(self, *args, **kwargs) -> None:  # type: ignore[override]
         """Saves as transformers does.
 
         Raises:
-            ValueError: when the memory is on disk: the weights would be a checkpoint without it.
+            ValueError: when tables are on disk: the weights would be a checkpoint without them.
         """
-        if any(isinstance(module, MemoryBanks) and module.weight is None for module in self.modules()):
-            raise ValueError("This model's memory is on disk; load it with memory='resident' to save it.")
+        if any(getattr(module, "table", None) is not None for module in self.modules()):
+            raise ValueError("This model's tables are on disk; load it with memory='resident' to save it.")
         super().save_pretrained(*args, **kwargs)
 
-    def _leaves_memory_on_disk(self) -> None:
-        """Tells transformers that the table in the checkpoint is meant to be left there."""
-        self._keys_to_ignore_on_load_unexpected = [rf"{re.escape(MEMORY_WEIGHT)}$"]
+    def _leave_on_disk(self, memory_table: RowTable | None, embedding_table: RowTable | None) -> None:
+        """Tells transformers which tables in the checkpoint are meant to be left there."""
+        tables = {MEMORY_WEIGHT: memory_table, EMBEDDING_WEIGHT: embedding_table}
+        if left := [rf"{re.escape(name)}$" for name, table in tables.items() if table is not None]:
+            self._keys_to_ignore_on_load_unexpected = left
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -169,12 +174,15 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
 class TideModel(TidePreTrainedModel, LlamaModel):
     """The decoder: LLaMA's, with the memory looked up once and handed to every layer."""
 
-    def __init__(self, config: TideConfig, memory_table: MemoryTable | None = None):
+    def __init__(
+        self, config: TideConfig, memory_table: RowTable | None = None, embedding_table: RowTable | None = None
+    ):
         super().__init__(config)
+        if embedding_table is not None:
+            self.embed_tokens = FileEmbedding(embedding_table)  # type: ignore[assignment]
         self.layers = nn.ModuleList([TideDecoderLayer(config, i) for i in range(config.num_hidden_layers)])
         self.memory = MemoryBanks(config, memory_table) if config.num_memory_blocks else None
-        if memory_table is not None:
-            self._leaves_memory_on_disk()
+        self._leave_on_disk(memory_table, embedding_table)
         self.post_init()
 
     def forward(  # type: ignore[override]
@@ -251,11 +259,12 @@ def position_ids_of(tokens: torch.Tensor, kwargs: dict) -> torch.Tensor:
 class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
     """A TIDE language model. `generate()`, cache and saving are transformers' own."""
 
-    def __init__(self, config: TideConfig, memory_table: MemoryTable | None = None):
+    def __init__(
+        self, config: TideConfig, memory_table: RowTable | None = None, embedding_table: RowTable | None = None
+    ):
         super().__init__(config)
-        self.model = TideModel(config, memory_table)
-        if memory_table is not None:
-            self._leaves_memory_on_disk()
+        self.model = TideModel(config, memory_table, embedding_table)
+        self._leave_on_disk(memory_table, embedding_table)
         self.post_init()
 
     def forward(  # type: ignore[override]

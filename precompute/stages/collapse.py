@@ -310,7 +310,7 @@ class Collapse(Stage):
 
     def measure(self, context: Context, piece: str) -> Tables:
         """`collapse`, every category's `distance_table`, and `probe`, its `probe_table`, of one model."""
-        model, tokenizer = (context.model, context.tokenizer) if piece == "tide" else context.load_base()
+        model, tokenizer = (context.model, context.tokenizer) if piece == "tide" else context.base
         collapse, probe = [], []
         for category in read_study(context.job.templates):
             what = f"collapse, {piece}, {category.name}"

@@ -26,7 +26,7 @@ from precompute.text import HeldOutText
 from tide.config import TideConfig
 from tide.evaluation.losses import token_losses
 from tide.model import TideForCausalLM
-from tide.table_file import MemoryTable
+from tide.table_file import RowTable
 
 UNCHANGED = "none"
 BITS = {"int8": 8, "int4": 4}
@@ -163,11 +163,11 @@ class ChangedTable:
         device: where they are changed.
     """
 
-    def __init__(self, table: MemoryTable, change: Change, device: torch.device):
+    def __init__(self, table: RowTable, change: Change, device: torch.device):
         self._table, self._change, self._device = table, change, device
 
     def read(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """As `MemoryTable.read`, but [N, K, d] float32 on the device."""
+        """As `RowTable.read`, but [N, K, d] float32 on the device."""
         rows = self._table.read(token_ids).to(self._device, torch.float32)
         return torch.stack([self._change(bank, rows[:, bank]) for bank in range(rows.shape[1])], dim=1)
 

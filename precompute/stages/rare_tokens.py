@@ -21,7 +21,6 @@ from tide.config import TideConfig
 from tide.evaluation.compare import loss_tables
 from tide.evaluation.inputs import find_checkpoints
 from tide.evaluation.losses import token_losses
-from tide.model import TideForCausalLM
 
 BASE, TIDE = "base", "tide"
 BATCH_TOKENS = 4096  # tokens a forward, as in the stage `routing`
@@ -101,9 +100,6 @@ class RareTokens(Stage):
     name = "rare_tokens"
     needs = ("text", "frequency")
 
-    def __init__(self) -> None:
-        self._base: tuple[Context, TideForCausalLM] | None = None
-
     def unavailable(self, context: Context) -> str | None:
         """Losses of models that read the text in other tokens, or in shorter windows, do not compare."""
         base = context.job.base
@@ -136,7 +132,7 @@ class RareTokens(Stage):
         return {"base": context.base_entry()}
 
     def pieces(self, context: Context) -> Sequence[str]:
-        """All of Base, then all of TIDE, so that Base can be dropped: "base-00000000-00000256"."""
+        """All of Base, then all of TIDE, so that each is loaded once: "base-00000000-00000256"."""
         windows = len(measured_windows(context.text))
         step = max(1, PIECE_TOKENS // context.text.length)
         runs = [f"{start:08d}-{min(start + step, windows):08d}" for start in range(0, windows, step)]
@@ -148,12 +144,12 @@ class RareTokens(Stage):
         text = context.text
         ids = read_windows(text, measured_windows(text)[int(start) : int(stop)])
         progress = f"rare_tokens, {label} {int(start)}-{int(stop)}" if context.shows_progress else None
-        losses = token_losses(self._model(context, label), ids, max(1, BATCH_TOKENS // text.length), progress=progress)
+        model = context.base[0] if label == BASE else context.model
+        losses = token_losses(model, ids, max(1, BATCH_TOKENS // text.length), progress=progress)
         return {"losses": {"losses": losses}}
 
     def combine(self, context: Context, parts: Parts) -> Tables:
         """`rare_token_tables`."""
-        self._base = None
         text = context.text
         windows = measured_windows(text)
         losses = {
@@ -167,12 +163,3 @@ class RareTokens(Stage):
     @staticmethod
     def _labels(context: Context) -> list[str]:
         return [TIDE] if context.job.base is None else [BASE, TIDE]
-
-    def _model(self, context: Context, label: str) -> TideForCausalLM:
-        """The model of a piece; Base is loaded for its first piece and dropped with the first of TIDE."""
-        if label == TIDE:
-            self._base = None
-            return context.model
-        if self._base is None or self._base[0] is not context:
-            self._base = (context, context.load_base()[0])
-        return self._base[1]

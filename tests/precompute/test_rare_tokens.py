@@ -1,6 +1,7 @@
 """Loss by frequency: the very numbers of `tide-evaluate`, whatever the pieces and however often a run is stopped."""
 
 import shutil
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from precompute import Artifacts
+from precompute import Artifacts, stage
 from precompute.pipeline import run
 from precompute.stage import Context
 from precompute.stages import rare_tokens
@@ -67,8 +68,8 @@ def test_the_tables_are_those_of_tide_evaluate(finished, tmp_path):
 def test_pieces_of_a_stopped_run_make_the_same_tables_and_load_base_once_a_run(finished, own, monkeypatch):
     monkeypatch.setattr(rare_tokens, "PIECE_TOKENS", 256)  # four windows
     loads, pieces = [], []
-    load, measure = Context.load_base, rare_tokens.RareTokens.measure
-    monkeypatch.setattr(Context, "load_base", lambda self: (loads.append(1), load(self))[1])
+    load, measure = stage.load_checkpoint, rare_tokens.RareTokens.measure
+    monkeypatch.setattr(stage, "load_checkpoint", lambda path, *a, **k: (loads.append(path), load(path, *a, **k))[1])
 
     def counted(self, context, piece):
         if len(pieces) == 3:
@@ -80,22 +81,25 @@ def test_pieces_of_a_stopped_run_make_the_same_tables_and_load_base_once_a_run(f
     monkeypatch.setattr(rare_tokens.RareTokens, "measure", counted)
     with pytest.raises(KeyboardInterrupt):
         run(own, [STAGE])
-    assert sum(loads) == 1
+    assert loads == [own.base]
     run(own, [STAGE])
-    assert sum(loads) == 2
+    assert loads == [own.base, own.base, own.checkpoint]
     assert len(pieces) == len(set(pieces)) > 8
     for name in ("losses", "differences"):
         one, other = (job.out / STAGE / f"{name}.parquet" for job in (finished, own))
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_base_is_not_held_once_the_stage_is_made(own):
-    stage = rare_tokens.RareTokens()
-    run(own, ["frequency", "text"])
+def test_only_one_of_the_two_models_is_held(own):
     context = Context(own)
-    for piece in stage.pieces(context):
-        stage.measure(context, piece)
-        assert (stage._base is not None) == piece.startswith("base")
+    tide = weakref.ref(context.model)
+    assert context.model is tide()
+    base = weakref.ref(context.base[0])
+    assert context.base[0] is base()
+    assert base() is not None
+    assert tide() is None
+    assert context.model.config.num_memory_blocks
+    assert base() is None
 
 
 def test_without_a_base_there_are_losses_and_no_differences(own):
