@@ -117,6 +117,7 @@ class Pipeline:
                 parts.write(piece, tables, cost)
                 del tables  # before the next piece is made
             self.workers.wait()
+        self.context.drop_models()  # the next stage may need the memory for tables
         if self.workers.is_first:
             self._finish(stage, key, parts, store)
         return True

@@ -99,7 +99,7 @@ class Context:
         """The checkpoint's model on the job's device, in evaluation mode. Whoever changes it puts it back.
 
         Its memory, and an untied input embedding, stay in the checkpoint's file: a forward reads the rows of its
-        tokens. Of this model and Base only the one that was asked for last is held.
+        tokens. Of this model and Base only the one that was asked for last is held, and that until the stage is done.
         """
         return self._load(self.job.checkpoint)[0]
 
@@ -124,9 +124,13 @@ class Context:
 
     def _load(self, checkpoint: Path) -> "tuple[TideForCausalLM, PreTrainedTokenizerFast]":
         if checkpoint not in self._loaded:
-            self._loaded.clear()  # before the other is read
+            self.drop_models()  # before the other is read
             self._loaded[checkpoint] = load_checkpoint(checkpoint, self.job.device, memory="disk")
         return self._loaded[checkpoint]
+
+    def drop_models(self) -> None:
+        """Lets go of the model that is held; who asks for one later has it loaded anew."""
+        self._loaded.clear()
 
     @cached_property
     def tokenizer_fingerprint(self) -> str:
