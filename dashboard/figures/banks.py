@@ -102,4 +102,4 @@ def overlap_by_decile(table: pd.DataFrame, num_banks: int, bank: int) -> go.Figu
     figure.update_yaxes(title="mean Jaccard@10", gridcolor=GRID_COLOR, zeroline=False, rangemode="tozero")
     if table.empty:
         note(figure, f"no decile has {MIN_TOKENS} tokens")
-    return legend_beside(finish(figure, "overlap with the embedding by frequency decile, all tokens", HEIGHT))
+    return legend_beside(finish(figure, "overlap with the embedding by decile, all tokens", HEIGHT))
