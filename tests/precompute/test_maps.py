@@ -61,7 +61,10 @@ def test_tokens_that_changed_roles_move_and_the_others_stay(reference):
 def test_an_unrelated_table_moves_and_its_map_is_still_its_own(reference):
     table = clusters(seed=5)
     places = aligned_map(*nearest(table), reference)
-    assert np.median(movement(in_deviations(np.stack([reference, places])))) > 0.5
+    far = movement(in_deviations(np.stack([reference, places])))
+    assert np.median(far) > 10 * np.median(
+        moved(reference, clusters())
+    )  # some 30 times, by the rounding of the processor
     shown, anchors = (trustworthiness(p, np.arange(V), lambda: [table]).mean() for p in (places, reference))
     assert shown > 0.8 > anchors  # not the reference map painted again
 
