@@ -62,11 +62,13 @@ def test_an_unrelated_table_moves_and_its_map_is_still_its_own(reference):
     table = clusters(seed=5)
     places = aligned_map(*nearest(table), reference)
     far = movement(in_deviations(np.stack([reference, places])))
-    assert np.median(far) > 10 * np.median(
-        moved(reference, clusters())
-    )  # some 30 times, by the rounding of the processor
+    stays = moved(reference, clusters())
+    # UMAP turns another processor's rounding into another map: of 30 pairs of seeds and threads these are the widest,
+    # 20 times as far, 0.76 and 0.53.
+    assert np.median(far) > 10 * np.median(stays)
     shown, anchors = (trustworthiness(p, np.arange(V), lambda: [table]).mean() for p in (places, reference))
-    assert shown > 0.8 > anchors  # not the reference map painted again
+    assert shown > 0.7
+    assert anchors < 0.6  # it is not the reference map painted again
 
 
 def test_the_seed_decides_everything(reference):
