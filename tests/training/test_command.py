@@ -7,14 +7,17 @@ import sys
 from dataclasses import fields
 
 import pytest
+import torch
 
 from tests.conftest import toy_documents
 from tide.cli import run_command
+from tide.training import __main__ as command
 from tide.training.__main__ import main
 from tide.training.recipe import Recipe
 from tide.training.tokenizer import train_tokenizer
 
 TINY = ["--steps", "2", "--batch-size", "2", "--micro-batch-size", "2", "--sequence-length", "8", "--device", "cpu"]
+TINY += ["--autocast", "float32"]  # bfloat16 is a hundred times slower on processors without it
 
 
 def run(capfd, *arguments):
@@ -30,6 +33,14 @@ def assert_refused(result, message):
     assert stderr.startswith("error: ")
     assert message in stderr
     assert "Traceback" not in stderr
+
+
+@pytest.fixture
+def heldout(data_folder, tmp_path):
+    """A few windows of the held-out text: every summary of a run reads it whole."""
+    text = (data_folder / "heldout_c.txt").read_text(encoding="utf-8")
+    (tmp_path / "heldout.txt").write_text(text[:400], encoding="utf-8")
+    return tmp_path / "heldout.txt"
 
 
 @pytest.fixture
@@ -129,9 +140,8 @@ def test_a_run_with_other_settings_in_the_output_folder(capfd, data_folder, tmp_
     assert_refused(result, "holds a run with other settings (recipe: steps is 9, not 2); choose another --out")
 
 
-def test_the_command_trains_and_says_what_it_trains(capfd, data_folder, tmp_path):
+def test_the_command_trains_and_says_what_it_trains(capfd, data_folder, heldout, tmp_path):
     """In a process of its own, as a person runs it."""
-    heldout = data_folder / "heldout_c.txt"
     arguments = ["--data", data_folder, "--heldout", heldout, "--out", tmp_path / "out", "--blocks", "1", *TINY]
     command, environment = [sys.executable, "-m", "tide.training", *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -141,6 +151,24 @@ def test_the_command_trains_and_says_what_it_trains(capfd, data_folder, tmp_path
     assert (tmp_path / "out" / "model.safetensors").exists()
     assert len((tmp_path / "out" / "summaries.jsonl").read_text().splitlines()) == 3  # steps 0, 1 and 2
     assert_refused(run(capfd, *arguments), "holds a finished run")
+
+
+@pytest.mark.parametrize(
+    ("times", "autocast", "told"), [(80, "bfloat16", True), (1, "bfloat16", False), (80, "float32", False)]
+)
+def test_a_processor_that_is_slow_in_bfloat16_is_told(
+    capfd, data_folder, heldout, tmp_path, monkeypatch, times, autocast, told
+):
+    monkeypatch.setattr(command, "bfloat16_slowdown", lambda device: times)
+    options = [*TINY, "--heldout", heldout, "--blocks", "0", "--autocast", autocast, "--max-tokens", "200"]
+    code, stderr = run(capfd, "--data", data_folder, "--out", tmp_path / "out", *options)
+    assert code == 0
+    note = "note: this cpu takes 80 times as long for a product in bfloat16 as in float32; --autocast float32 is faster"
+    assert (note in stderr) == told
+
+
+def test_the_two_precisions_are_timed():
+    assert 0 < command.bfloat16_slowdown(torch.device("cpu"), size=16) < 10_000
 
 
 def test_help_explains_every_setting_and_says_where_it_comes_from(capsys):
@@ -157,16 +185,16 @@ def test_data_that_brings_no_tokenizer(capfd, tmp_path):
     assert_refused(result, "brings no tokenizer; give --tokenizer")
 
 
-def test_a_batch_is_as_large_as_asked(capfd, data_folder, tmp_path):
+def test_a_batch_is_as_large_as_asked(capfd, data_folder, heldout, tmp_path):
     """--batch-size 3 with micro batches of 2: the last one is smaller, none is lost."""
-    options = [*TINY, "--batch-size", "3", "--heldout", data_folder / "heldout_c.txt", "--blocks", "0"]
+    options = [*TINY, "--batch-size", "3", "--heldout", heldout, "--blocks", "0"]
     code, _ = run(capfd, "--data", data_folder, "--out", tmp_path / "out", *options)
     assert code == 0
     (last,) = (json.loads(line) for line in (tmp_path / "out" / "train_log.jsonl").read_text().splitlines())
     assert last["tokens"] == 2 * 3 * 8
 
 
-def test_a_training_text_beside_others_is_named_by_its_file(capfd, data_folder, tmp_path):
-    options = [*TINY, "--heldout", data_folder / "heldout_c.txt", "--blocks", "0"]
+def test_a_training_text_beside_others_is_named_by_its_file(capfd, data_folder, heldout, tmp_path):
+    options = [*TINY, "--heldout", heldout, "--blocks", "0"]
     code, _ = run(capfd, "--data", data_folder / "train_a.txt", "--out", tmp_path / "out", *options)
     assert code == 0

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.benchmark import Timer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tide.cli import ArgumentParser, UserError, run_command, whole_number
 from tide.config import PRESETS, ParameterBudget, TideConfig
 
+SLOW_BFLOAT16 = 3  # from this many times the time of float32 on, it is said
 PROBE_TOKENS = 24_576  # of held-out text, on which the training summaries are measured
 SHORT_NAMES = {"peak_lr": ["--lr"]}
 
@@ -248,6 +250,12 @@ def main(argv: list[str] | None = None) -> int:
             f"{recipe.steps * recipe.tokens_per_step:,} tokens from {tokens.num_tokens:,} "
             f"on {accelerator.num_processes} x {accelerator.device.type}"
         )
+        if recipe.autocast == "bfloat16" and (times := bfloat16_slowdown(accelerator.device)) > SLOW_BFLOAT16:
+            print(
+                f"note: this {accelerator.device.type} takes {times:.0f} times as long for a product in bfloat16 as in "
+                "float32; --autocast float32 is faster here",
+                file=sys.stderr,
+            )
     run = Run(
         args.out,
         config,
@@ -271,6 +279,24 @@ def main(argv: list[str] | None = None) -> int:
         print(f"saved in {args.out}" if done == recipe.steps else f"stopped after step {done}; --resume goes on")
     accelerator.end_training()
     return 0
+
+
+def bfloat16_slowdown(device: torch.device, size: int = 256) -> float:
+    """Time of a matrix product in bfloat16 over that of one in float32, each the best of three.
+
+    Processors without bfloat16 instructions emulate them.
+
+    Args:
+        device: where to multiply.
+        size: of the square matrices.
+    """
+    best = []
+    for dtype in (torch.bfloat16, torch.float32):
+        matrix = torch.ones(size, size, dtype=dtype, device=device)
+        timer = Timer("matrix @ matrix", globals={"matrix": matrix})
+        timer.timeit(1)  # the first one sets up
+        best.append(min(timer.timeit(1).mean for _ in range(3)))
+    return best[0] / best[1]
 
 
 def entry_point() -> None:
