@@ -126,14 +126,16 @@ def _choose_target(engine: Engine, comparison: Comparison, token_ids: tuple[int,
     if at + 1 < len(token_ids):
         options.insert(0, token_ids[at + 1])
     options = list(dict.fromkeys(int(token) for token in options))
-    st.session_state["live_target_input"] = target
-    st.selectbox(
-        "explain the logit of",
-        options,
-        key="live_target_input",
-        format_func=engine.vocabulary.show,
-        on_change=lambda: _set(state.TARGET, st.session_state["live_target_input"]),
-    )
+    # A key of its own for every question: a click while the page is drawn anew comes with the browser's value of the
+    # widget that it still shows, which would be taken for a choice among the new options.
+    key = f"live_target_{hash((token_ids, at))}"
+    st.session_state[key] = target
+
+    def take() -> None:
+        if st.session_state[key] in options:  # else it is the browser's text of an option that is gone
+            _set(state.TARGET, st.session_state[key])
+
+    st.selectbox("explain the logit of", options, key=key, format_func=engine.vocabulary.show, on_change=take)
 
 
 def _downloads(engine: Engine, comparison: Comparison, token_ids: tuple[int, ...], at: int, target: int) -> None:
