@@ -41,6 +41,28 @@ def test_a_new_prompt_is_kept_and_run(artifact_folder):
     assert test.session_state["live_prompt"] == "My neighbour counts the stars"
 
 
+def test_a_target_is_chosen_and_a_late_text_of_the_browser_is_none(artifact_folder):
+    """While the page is drawn anew the browser still sends the option that it shows, which may be gone."""
+    test = show(artifact_folder, "live")
+    (choice,) = [box for box in test.selectbox if box.label == "explain the logit of"]
+    choice.options.append("gone")  # for the test's own browser
+    choice.set_value("gone").run()
+    assert not test.exception
+    assert test.session_state["live_target"] is None
+    (choice,) = [box for box in test.selectbox if box.label == "explain the logit of"]
+    choice.select_index(2).run()
+    assert isinstance(test.session_state["live_target"], int)
+
+
+def test_every_question_has_a_choice_of_its_own(artifact_folder):
+    """So that what the browser sends of one is never taken for the answer to another."""
+    keys = set()
+    for at in ("1", "2", "3"):
+        test = show(artifact_folder, "live", prompt="The old captain paints", at=at)
+        keys |= {box.key for box in test.selectbox if box.label == "explain the logit of"}
+    assert len(keys) == 3
+
+
 def test_wrong_switches_in_a_link_are_told_and_the_page_is_there(artifact_folder):
     for text, message in (("9", "names layer 9"), ("x", "is no switch"), ("0.7", "names bank 7 in layer 0")):
         test = show(artifact_folder, "live", off=text)

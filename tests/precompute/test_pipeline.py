@@ -3,7 +3,6 @@
 import errno
 import json
 import shutil
-import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -99,28 +98,6 @@ def test_the_tables_of_a_checkpoint_are_measured_without_loading_a_model(own, mo
     monkeypatch.setattr(precompute.stage, "load_checkpoint", lambda *_: pytest.fail("loaded a model"))
     shutil.rmtree(own.out)
     assert run(own, ["geometry", "overlap"]) == ["frequency", "neighbors", "overlap", "geometry"]
-
-
-def test_the_models_of_a_stage_are_gone_before_the_next(own, monkeypatch):
-    loaded, held = [], []
-    load, measure = precompute.stage.load_checkpoint, STAGES["geometry"].measure
-
-    def noted(*args, **kwargs):
-        model, tokenizer = load(*args, **kwargs)
-        loaded.append(weakref.ref(model))
-        return model, tokenizer
-
-    def measured(context, piece):
-        held.append(sum(model() is not None for model in loaded))
-        return measure(context, piece)
-
-    monkeypatch.setattr(precompute.stage, "load_checkpoint", noted)
-    monkeypatch.setattr(STAGES["geometry"], "measure", measured)
-    shutil.rmtree(own.out)
-    run(own, ["routing", "specialisation", "geometry"])
-    assert len(loaded) == 2
-    assert held
-    assert not any(held)
 
 
 def test_a_run_that_was_stopped_goes_on_at_the_next_piece_and_ends_with_the_same_bytes(own, squares, tmp_path):

@@ -1,7 +1,6 @@
 """Loss by frequency: the very numbers of `tide-evaluate`, whatever the pieces and however often a run is stopped."""
 
 import shutil
-import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,6 @@ from safetensors.numpy import save_file
 
 from precompute import Artifacts, stage
 from precompute.pipeline import run
-from precompute.stage import Context
 from precompute.stages import rare_tokens
 from precompute.stages.rare_tokens import measured_windows, rare_token_tables
 from precompute.store import read_manifest
@@ -65,7 +63,7 @@ def test_the_tables_are_those_of_tide_evaluate(finished, tmp_path):
         pd.testing.assert_frame_equal(made, wanted, check_dtype=False, rtol=1e-5)
 
 
-def test_pieces_of_a_stopped_run_make_the_same_tables_and_load_base_once_a_run(finished, own, monkeypatch):
+def test_pieces_of_a_stopped_run_make_the_same_tables_and_load_each_model_once_a_run(finished, own, monkeypatch):
     monkeypatch.setattr(rare_tokens, "PIECE_TOKENS", 256)  # four windows
     loads, pieces = [], []
     load, measure = stage.load_checkpoint, rare_tokens.RareTokens.measure
@@ -88,18 +86,6 @@ def test_pieces_of_a_stopped_run_make_the_same_tables_and_load_base_once_a_run(f
     for name in ("losses", "differences"):
         one, other = (job.out / STAGE / f"{name}.parquet" for job in (finished, own))
         assert one.read_bytes() == other.read_bytes()
-
-
-def test_only_one_of_the_two_models_is_held(own):
-    context = Context(own)
-    tide = weakref.ref(context.model)
-    assert context.model is tide()
-    base = weakref.ref(context.base[0])
-    assert context.base[0] is base()
-    assert base() is not None
-    assert tide() is None
-    assert context.model.config.num_memory_blocks
-    assert base() is None
 
 
 def test_without_a_base_there_are_losses_and_no_differences(own):
