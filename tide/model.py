@@ -36,10 +36,11 @@ from tide.config import TideConfig
 from tide.effect import Effect
 from tide.intervention import Intervention
 from tide.memory import MemoryBanks, Router
+from tide.quantization import QUANTIZATIONS, QuantizedTable
 from tide.table_file import EMBEDDING_WEIGHT, MEMORY_WEIGHT, FileEmbedding, RowTable, TableFile
 from tide.trace import Recorder, Trace
 
-STORAGES = ("resident", "disk")
+STORAGES = ("resident", *QUANTIZATIONS, "disk")
 
 
 class TideDecoderLayer(LlamaDecoderLayer):
@@ -124,10 +125,11 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         Args:
             path: a folder or a name on the hub.
             *args: as transformers.
-            memory: how the K tables are stored. "resident" keeps them in the model's dtype on its device; "disk" leaves
-                them in the checkpoint's safetensors file, from which every forward reads the rows of its tokens: the
-                same numbers, for models that are only run. An input embedding that is not tied to the unembedding is
-                a table of the same kind, and left there too.
+            memory: how the K tables are stored. "resident" keeps them in the model's dtype on its device. All others
+                are for models that are only run: every forward makes numbers of the rows of its tokens. "int8" and
+                "int4" hold them on the device in so many bits (table 5; `tide.quantization`); "disk" leaves them in the
+                checkpoint's safetensors file, the same numbers. An input embedding that is not tied to the unembedding
+                is then left there too.
             **kwargs: as transformers: dtype, device_map, output_loading_info, ...
 
         Raises:
@@ -135,14 +137,16 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
             ValueError: for a storage that there is not, or weights without a table that is to be left there.
         """
         if memory not in STORAGES:
-            raise ValueError(f"There is no memory storage {memory!r}; this version has {' and '.join(STORAGES)}.")
-        if memory == "disk":
+            raise ValueError(f"There is no memory storage {memory!r}; choose one of {', '.join(STORAGES)}.")
+        if memory != "resident":
             config = kwargs.get("config")
             if not isinstance(config, TideConfig):
                 config = TideConfig.from_pretrained(config or path, **kwargs)
             if config.num_memory_blocks:
-                kwargs["memory_table"] = TableFile.of_checkpoint(path, MEMORY_WEIGHT, **kwargs)
-            if not config.tie_word_embeddings:
+                file = TableFile.of_checkpoint(path, MEMORY_WEIGHT, **kwargs)
+                way = QUANTIZATIONS.get(memory)
+                kwargs["memory_table"] = file if way is None else QuantizedTable.from_file(file, way)
+            if memory == "disk" and not config.tie_word_embeddings:
                 kwargs["embedding_table"] = TableFile.of_checkpoint(path, EMBEDDING_WEIGHT, **kwargs)
         return super().from_pretrained(path, *args, **kwargs)
 
@@ -150,14 +154,14 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         """Saves as transformers does.
 
         Raises:
-            ValueError: when tables are on disk: the weights would be a checkpoint without them.
+            ValueError: when tables are no weights of the model: they would make a checkpoint without them.
         """
         if any(getattr(module, "table", None) is not None for module in self.modules()):
-            raise ValueError("This model's tables are on disk; load it with memory='resident' to save it.")
+            raise ValueError("This model's tables are not its weights; load it with memory='resident' to save it.")
         super().save_pretrained(*args, **kwargs)
 
-    def _leave_on_disk(self, memory_table: RowTable | None, embedding_table: RowTable | None) -> None:
-        """Tells transformers which tables in the checkpoint are meant to be left there."""
+    def _leave_out(self, memory_table: RowTable | None, embedding_table: RowTable | None) -> None:
+        """Tells transformers which tables in the checkpoint are not for it to load."""
         tables = {MEMORY_WEIGHT: memory_table, EMBEDDING_WEIGHT: embedding_table}
         if left := [rf"{re.escape(name)}$" for name, table in tables.items() if table is not None]:
             self._keys_to_ignore_on_load_unexpected = left
@@ -182,7 +186,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
             self.embed_tokens = FileEmbedding(embedding_table)  # type: ignore[assignment]
         self.layers = nn.ModuleList([TideDecoderLayer(config, i) for i in range(config.num_hidden_layers)])
         self.memory = MemoryBanks(config, memory_table) if config.num_memory_blocks else None
-        self._leave_on_disk(memory_table, embedding_table)
+        self._leave_out(memory_table, embedding_table)
         self.post_init()
 
     def forward(  # type: ignore[override]
@@ -264,7 +268,7 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
     ):
         super().__init__(config)
         self.model = TideModel(config, memory_table, embedding_table)
-        self._leave_on_disk(memory_table, embedding_table)
+        self._leave_out(memory_table, embedding_table)
         self.post_init()
 
     def forward(  # type: ignore[override]

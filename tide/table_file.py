@@ -26,7 +26,7 @@ class RowTable(Protocol):
     """Where the raw rows of a table come from, when it is no parameter of the model."""
 
     def read(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Raw rows of distinct, ascending token ids [N]: of the memory [N, K, d], E_k[v]; on the CPU."""
+        """Raw rows of distinct, ascending token ids [N], on the CPU or the ids' device: of the memory [N, K, d]."""
 
 
 class TableFile:

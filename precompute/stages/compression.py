@@ -1,9 +1,7 @@
 """Stage `compression`: the loss with the memory tables compressed (table 5, figure 12).
 
-Table 5 stores the memory E_k in 8 and 4 bits; figure 12 replaces every bank by its rank-r SVD. What is compressed are
-the raw rows, as they are stored; RMSNorm_k follows as usual. How numbers are quantised is ours, the paper does not say:
-symmetrically around zero, each group of a row by its largest absolute value. The norm that follows takes the length of
-a row away, so that the one scale of an 8-bit row has no part in the result.
+Table 5 stores the memory E_k in 8 and 4 bits (`tide.quantization`); figure 12 replaces every bank by its rank-r SVD.
+What is compressed are the raw rows, as they are stored; RMSNorm_k follows as usual.
 """
 
 import contextlib
@@ -14,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from torch.nn import functional as F
 
 from precompute.blocks import REPLICATES, SEED
 from precompute.parts import Parts
@@ -26,12 +23,10 @@ from precompute.text import HeldOutText
 from tide.config import TideConfig
 from tide.evaluation.losses import token_losses
 from tide.model import TideForCausalLM
+from tide.quantization import QUANTIZATIONS, SCALE_BYTES
 from tide.table_file import RowTable
 
 UNCHANGED = "none"
-BITS = {"int8": 8, "int4": 4}
-GROUP = {"int8": None, "int4": 32}  # neighbours in a row that share a scale; None is the whole row
-SCALE_BYTES = 2  # a bfloat16: no row is too small or too large for it
 ROW_BYTES = 32  # a number of a tile while it is worked on: as stored, in float32 and float64, and changed
 PERCENTS = tuple(range(0, 100, 10))  # of the ranks that figure 12 takes away
 SVD, VECTORS = "svd", "vectors"
@@ -49,42 +44,9 @@ def unchanged(bank: int, rows: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-# --- Quantisation (table 5) --------------------------------------------------------------------------------------
-
-
-def quantized(rows: torch.Tensor, bits: int, group: int | None) -> torch.Tensor:
-    """Rows as they are read back from whole numbers of a few bits, each group of neighbours with a scale of its own.
-
-    A number x becomes the nearest of -q..q times the scale, q = 2^(bits-1) - 1, the scale being the group's largest
-    absolute value over q, in bfloat16.
-
-    Args:
-        rows: [n, d] float32.
-        bits: of each number.
-        group: numbers that share a scale, the last group of a row being shorter where they do not fill it; None is
-            the whole row.
-
-    Returns:
-        [n, d] float32.
-    """
-    width = rows.shape[1]
-    size = group or width
-    groups = F.pad(rows, (0, -width % size)).unflatten(1, (-1, size))  # (n, groups, size)
-    most = 2 ** (bits - 1) - 1
-    scale = (groups.abs().amax(dim=-1, keepdim=True) / most).bfloat16().float()
-    codes = (groups / scale.clamp_min(torch.finfo(torch.float32).tiny)).round().clamp(-most, most)
-    return (codes * scale).flatten(1)[:, :width]
-
-
 def quantization(form: str) -> Change:
-    """What becomes of the rows in a form of `BITS`."""
-    return lambda bank, rows: quantized(rows, BITS[form], GROUP[form])
-
-
-def quantized_bytes(numbers: int, width: int, bits: int, group: int | None) -> int:
-    """Bytes of so many numbers in rows of a width, scales included."""
-    scales = numbers // width * math.ceil(width / (group or width))
-    return math.ceil(numbers * bits / 8) + scales * SCALE_BYTES
+    """What becomes of the rows in a form of `QUANTIZATIONS` (table 5)."""
+    return lambda bank, rows: QUANTIZATIONS[form].rounded(rows)
 
 
 # --- Low rank (figure 12) ----------------------------------------------------------------------------------------
@@ -233,8 +195,8 @@ def compressed_forms(config: TideConfig) -> pd.DataFrame:
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32  # torch's, where none is said
     numbers, number_bytes = vocab_size * num_banks * width, dtype.itemsize
     rows: list[tuple[str, int, int, int, int]] = [(UNCHANGED, 8 * number_bytes, -1, -1, numbers * number_bytes)]
-    for form, bits in BITS.items():
-        rows.append((form, bits, -1, -1, quantized_bytes(numbers, width, bits, GROUP[form])))
+    for form, way in QUANTIZATIONS.items():
+        rows.append((form, way.bits, -1, -1, way.bytes(numbers, width)))
     for percent in PERCENTS:
         kept = rank(percent, width)
         size = low_rank_bytes(vocab_size, num_banks, width, kept, number_bytes)
@@ -272,7 +234,8 @@ class Compression(Stage):
         return {
             "probe_tokens": context.job.probe_tokens,
             "quantized": {
-                form: {"bits": BITS[form], "group": GROUP[form], "scale_bytes": SCALE_BYTES} for form in BITS
+                form: {"bits": way.bits, "group": way.group, "scale_bytes": SCALE_BYTES}
+                for form, way in QUANTIZATIONS.items()
             },
             "percents": list(PERCENTS),
             "replicates": REPLICATES,
@@ -282,7 +245,7 @@ class Compression(Stage):
     def rounds(self, context: Context) -> Sequence[Sequence[str]]:
         """The unchanged memory, each way of quantising and every bank's singular vectors; then every rank."""
         banks = range(context.config.num_memory_blocks)
-        return (UNCHANGED, *BITS, *(f"{VECTORS}-{bank}" for bank in banks)), [f"{SVD}-{p}" for p in PERCENTS]
+        return (UNCHANGED, *QUANTIZATIONS, *(f"{VECTORS}-{bank}" for bank in banks)), [f"{SVD}-{p}" for p in PERCENTS]
 
     def measure(self, context: Context, piece: str) -> Tables:
         """Of a form, `losses` [N] float32 and `error` [1] float64; of a bank, its `SingularVectors`."""
@@ -294,11 +257,11 @@ class Compression(Stage):
             return {VECTORS: {name: tensor.cpu().numpy() for name, tensor in found._asdict().items()}}
 
         windows = probe_windows(text, context.job.probe_tokens).tolist()
-        steps = sum(1 for _ in text.batches(windows, BATCH_TOKENS)) + (tables.num_banks if kind in BITS else 0)
+        steps = sum(1 for _ in text.batches(windows, BATCH_TOKENS)) + (tables.num_banks if kind in QUANTIZATIONS else 0)
         change: Change = unchanged
         error = 0.0
         with context.bar(steps, f"compression, {piece}", "steps") as bar:
-            if kind in BITS:
+            if kind in QUANTIZATIONS:
                 change = quantization(kind)
                 error = relative_error(tables, tile_rows, change, model.device, bar.update)
             elif kind == SVD:

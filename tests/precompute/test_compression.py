@@ -17,8 +17,6 @@ from precompute.stages.compression import (
     compressed_forms,
     probe_losses,
     projection,
-    quantized,
-    quantized_bytes,
     rank,
     right_singular_vectors,
     truncation_error,
@@ -26,6 +24,7 @@ from precompute.stages.compression import (
 from tests.conftest import tiny_config
 from tide.checkpoint import load_checkpoint
 from tide.cli import UserError
+from tide.quantization import QUANTIZATIONS
 
 FORMS = ["none", "int8", "int4", *(f"svd-{percent}" for percent in PERCENTS)]
 
@@ -44,43 +43,6 @@ def context(own):
 @pytest.fixture(scope="module")
 def table(context):
     return Artifacts.open(context.job.out).compression().set_index("form")
-
-
-# --- Quantisation ------------------------------------------------------------------------------------------------
-
-
-@given(
-    rows=st.integers(1, 4),
-    width=st.integers(1, 70),
-    bits=st.sampled_from([4, 8]),
-    group=st.sampled_from([None, 1, 8, 32]),
-    scale=st.sampled_from([1e-30, 1.0, 1e30]),
-    seed=st.integers(0, 2**16),
-)
-def test_a_quantized_number_is_a_whole_number_of_scales_and_near(rows, width, bits, group, scale, seed):
-    most, numbers = 2 ** (bits - 1) - 1, np.random.default_rng(seed).normal(size=(rows, width)) * scale
-    numbers[0] = 0
-    numbers = numbers.astype(np.float32)
-    made = quantized(torch.from_numpy(numbers), bits, group).numpy()
-    assert made.shape == numbers.shape
-    for row, back in zip(numbers, made, strict=True):
-        for start in range(0, width, group or width):
-            these, those = row[start : start + (group or width)], back[start : start + (group or width)]
-            step = float(torch.tensor(np.abs(these).max() / np.float32(most)).bfloat16())
-            if step == 0:
-                assert (those == 0).all()
-                continue
-            codes = those.astype(np.float64) / step
-            np.testing.assert_allclose(codes, np.round(codes), atol=1e-4)
-            assert np.abs(codes).max() < most + 0.01
-            assert len(set(np.round(codes))) <= 2 * most + 1
-            assert np.abs(those.astype(np.float64) - these).max() <= step * (0.5 + most / 256)  # the scale is rounded
-
-
-def test_bytes_count_every_scale():
-    assert quantized_bytes(10 * 128, 128, 8, None) == 10 * (128 + 2)
-    assert quantized_bytes(10 * 128, 128, 4, 32) == 10 * (64 + 4 * 2)
-    assert quantized_bytes(10 * 40, 40, 4, 32) == 10 * (20 + 2 * 2)  # the last group of a row is a short one
 
 
 # --- Low rank ----------------------------------------------------------------------------------------------------
@@ -145,7 +107,7 @@ def test_losses_are_those_of_a_model_with_the_tables_put_in(table, context, form
     model, _ = load_checkpoint(context.job.checkpoint)
     whole = np.stack([tables.read(k, 0, context.config.vocab_size, raw=True) for k in range(3)], axis=1)
     if form == "int4":
-        new = quantized(torch.from_numpy(whole).flatten(0, 1), 4, 32).view(whole.shape)
+        new = QUANTIZATIONS["int4"].rounded(torch.from_numpy(whole))
     else:
         low_rank = []
         for bank in range(3):

@@ -177,5 +177,7 @@ def test_resident_storage_is_the_default_and_another_one_is_refused_in_one_sente
     model.save_pretrained(tmp_path)
     loaded = TideForCausalLM.from_pretrained(tmp_path, memory="resident")
     assert torch.equal(loaded.model.memory.weight, model.model.memory.weight)
-    with pytest.raises(ValueError, match=r"^There is no memory storage 'ssd'; this version has resident and disk"):
+    with pytest.raises(
+        ValueError, match=r"^There is no memory storage 'ssd'; choose one of resident, int8, int4, disk"
+    ):
         TideForCausalLM.from_pretrained(tmp_path, memory="ssd")

@@ -107,10 +107,12 @@ def test_threads_and_copies_share_the_file(checkpoints, input_ids):
 
 
 def test_it_cannot_be_saved_without_its_tables(checkpoints, tmp_path):
-    with pytest.raises(ValueError, match=r"^This model's tables are on disk; load it with memory='resident' to save"):
+    with pytest.raises(
+        ValueError, match=r"^This model's tables are not its weights; load it with memory='resident' to save"
+    ):
         both(checkpoints / "sharded")[1].save_pretrained(tmp_path / "saved")
     tiny_model(num_memory_blocks=0, tie_word_embeddings=False).save_pretrained(tmp_path / "base")
-    with pytest.raises(ValueError, match="tables are on disk"):
+    with pytest.raises(ValueError, match="tables are not its weights"):
         TideForCausalLM.from_pretrained(tmp_path / "base", memory="disk").save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
