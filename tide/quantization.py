@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tide.table_file import TableFile
 
 SCALE_BYTES = 2  # a bfloat16: no row is too small or too large for it
-TILE_NUMBERS = 2**24  # of a table that are quantised at once: 64 MiB in float32
+TILE_NUMBERS = 2**21  # of a table that are quantised at once: 8 MiB in float32
 
 
 @dataclass(frozen=True)
