@@ -8,7 +8,8 @@ Every measurement is a process of its own: it loads the checkpoint, drops the fi
 first new token, decoding the median time from one new token to the next. Each round runs every storage once, in an
 order that moves by one from round to round; a ratio to `resident` is taken within a round, then its median.
 
-`--cap` limits the memory that a process may allocate from the load on; a storage that does not fit says so. Bytes read
+`--cap` limits the memory that a process may allocate from the load on, the checkpoint's file included, which is mapped
+while it is loaded; a storage that does not fit says so. Bytes read
 are what the process asked of files while it generated. Tokens are compared with those of `resident`: `disk` must give
 the same, fewer bits need not.
 
