@@ -46,18 +46,22 @@ small language models for looking inside, not for use: they write English-lookin
 Both saw the same {tokens:,} tokens in the same batches and order, from the same initial backbone.
 
 - **Data**: the project's corpus, `python -m tide.training.corpus --out corpus` (sources, licences and checksums:
-  [docs/corpus.md](../../docs/corpus.md)); {tokens_in_data:,} tokens, of which the first {tokens:,} of the shuffled
-  order were used. Tokenizer: byte-level BPE of 16,384 ids,
+  [docs/corpus.md](../../docs/corpus.md)); {tokens_in_data:,} tokens, so {passes:.2f} passes over it, each in an order
+  of its own. Tokenizer: byte-level BPE of 16,384 ids,
   `python -m tide.training.tokenizer --text corpus --out corpus/tokenizer`.
-- **Commands**: `tide-train --recipe assets/demo/tide-8e/recipe.json --blocks 8 --data corpus --out runs/tide-8e` and
-  the same with `--blocks 0 --out runs/base`, each on one thread (`OMP_NUM_THREADS=1`), beside each other on two cores.
+- **Commands**: `tide-train --preset demo --blocks 0 --data corpus --compile --attention eager --out runs/base` on one
+  thread, and `tide-train --preset demo --blocks 8 --data corpus --compile --autocast float32 --out runs/tide-8e` on
+  two. What the two precisions change is measured below.
 - **Recipe** (`recipe.json` in each folder): {steps:,} steps of {batch} sequences of {length} tokens, AdamW with betas
   {beta1} and {beta2}, weight decay {decay}, z-loss {z_loss}, gradients clipped at norm {clip}; learning rate from
-  {start_lr} to {peak_lr} over {warmup} steps, then a cosine down to {floor_lr}; bfloat16 autocast; seed {seed}. Betas,
-  weight decay and z-loss are the paper's (Table 7); the rest is ours, for a model this small.
-- **Saved** in bfloat16. `train_log.jsonl` holds loss, learning rate, speed and null weight by layer.
+  {start_lr} to {peak_lr} over {warmup} steps, then a cosine down to {floor_lr}; seed {seed}. Betas,
+  weight decay and z-loss are the paper's (Table 7); the rest is ours, for a model this small. How the learning rate was
+  chosen: [docs/training.md](../../docs/training.md#how-the-demos-learning-rate-was-chosen).
+- **Saved** in bfloat16. `train_log.jsonl` holds loss, learning rate, speed and null weight by layer, `summaries.jsonl`
+  what the run kept about itself at a few steps.
 - **Licence**: Apache-2.0 for the weights. What the training text's licences ask for is listed in docs/corpus.md.
 
+{precision}
 ## Held-out loss
 
 Cross entropy in nats and perplexity on windows of {window} tokens, on the shipped weights in {dtype}. Base - TIDE is on
@@ -83,6 +87,17 @@ position weighs the same; "by type": every token id does.
 TIDE-8E has {ratio:.1f} times the parameters of Base: this compares equal backbones on equal data, not equal sizes.
 
 Null weight by layer at the last step, mean over {probe} sequences of the batch: {null}.
+"""
+
+PRECISION = """
+### Two precisions
+
+Base was trained with products in bfloat16 (`--autocast bfloat16`, the recipe's own), TIDE-8E in float32, because the
+second machine had no bfloat16 instructions. TIDE-8E's first steps had been trained in bfloat16 before, on the same
+batches from the same initial weights (K = 8 of "By number of banks"). Cross entropy in nats on the runs' held-out
+probe, {positions:,} positions (`summaries.jsonl`):
+
+{losses}
 """
 
 BY_BANKS = """
@@ -193,6 +208,26 @@ def bin_rows(facts: dict, tables: dict[str, pd.DataFrame]) -> str:
     return "\n".join(lines)
 
 
+def section_precision() -> str:
+    """Held-out loss of the same steps in either precision, beside Base's."""
+    runs = {
+        "Base, bfloat16": FOLDER / "by-banks" / "0",
+        "TIDE-8E, bfloat16": FOLDER / "by-banks" / "8",
+        "TIDE-8E, float32": FOLDER / "tide-8e",
+    }
+    losses = {
+        name: {
+            summary.step: np.average(summary.loss, weights=summary.targets) for summary in read_summaries(folder)
+        }
+        for name, folder in runs.items()
+    }  # fmt: skip
+    first, *others = losses.values()
+    steps = sorted(set(first).intersection(*others))
+    rows = [[f"{step:,}", *(f"{of_run[step]:.3f}" for of_run in losses.values())] for step in steps]
+    positions = int(read_summaries(runs["TIDE-8E, float32"])[-1].targets.sum())
+    return PRECISION.format(positions=positions, losses=markdown(["step", *runs], rows))
+
+
 def section_by_banks(file: Path) -> str:
     """The comparison of models that differ in K."""
     facts, tables = read_report(file)
@@ -266,10 +301,14 @@ def main() -> None:
     facts, tables = read_report(FOLDER / "evaluation.json")
     log = (FOLDER / "tide-8e" / "train_log.jsonl").read_text().splitlines()
     budgets = [ParameterBudget.of(TideConfig.from_pretrained(FOLDER / name)).total for name in CHECKPOINTS]
+    tokens = recipe["steps"] * recipe["batch_size"] * recipe["sequence_length"]
+    in_data = settings["data"]["tokens"]
     card = CARD.format(
         parameters=budget_rows(),
-        tokens=recipe["steps"] * recipe["batch_size"] * recipe["sequence_length"],
-        tokens_in_data=settings["tokens_in_data"],
+        tokens=tokens,
+        tokens_in_data=in_data,
+        passes=tokens / in_data,
+        precision=section_precision(),
         steps=recipe["steps"],
         batch=recipe["batch_size"],
         length=recipe["sequence_length"],
