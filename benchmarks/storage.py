@@ -8,10 +8,11 @@ Every measurement is a process of its own: it loads the checkpoint, drops the fi
 first new token, decoding the median time from one new token to the next. Each round runs every storage once, in an
 order that moves by one from round to round; a ratio to `resident` is taken within a round, then its median.
 
-`--cap` limits the memory that a process may allocate from the load on, the checkpoint's file included, which is mapped
-while it is loaded; a storage that does not fit says so. Bytes read
-are what the process asked of files while it generated. Tokens are compared with those of `resident`: `disk` must give
-the same, fewer bits need not.
+Only `disk` reads the file by then: for the others cold is the first run after loading, and tells the noise.
+
+`--cap` (Linux) limits the memory that a process may allocate from the load on, the checkpoint's file included, which is
+mapped while it is loaded; a storage that does not fit says so. Bytes read are what the process asked of files while it
+generated. Tokens are compared with those of `resident`: `disk` must give the same, fewer bits need not.
 
 The last line is JSON: {"name": "storage", "ratios": {...}, "detail": {...}}.
 """
@@ -157,7 +158,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog="python -m benchmarks.storage", description=__doc__.split("\n", 1)[0])
     parser.add_argument("checkpoint", type=Path, help="folder of a TIDE checkpoint, K > 0")
     parser.add_argument(
-        "--cap", type=whole_number(1), metavar="MB", help="memory that a process may add to load and run"
+        "--cap", type=whole_number(1), metavar="MB", help="memory that a process may add to load and run (Linux)"
     )
     parser.add_argument("--prompt", type=whole_number(2), default=128, help="tokens of the prompt (default 128)")
     parser.add_argument("--tokens", type=whole_number(2), default=64, help="new tokens a generation (default 64)")

@@ -25,7 +25,7 @@ class Engine(LiveModel):
         checkpoint: folder of the model and its tokenizer.
         device: "cpu", "cuda" or "mps"; None takes a GPU where torch has one.
         dtype: of the weights; None is float32 on the CPU and bfloat16 on a GPU.
-        mean_injection: as `set_mean_injection`.
+        mean_injection: as `LiveModel`.
 
     Raises:
         UserError: one sentence, when the checkpoint is missing, broken or foreign.

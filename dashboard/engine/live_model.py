@@ -1,10 +1,12 @@
 """`LiveModel`: one loaded model that answers token ids for all sessions."""
 
+import copy
 import hashlib
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pandas as pd
@@ -45,7 +47,7 @@ class LiveModel:
 
     Args:
         model: in evaluation mode, on its device. Its parameters are frozen.
-        mean_injection: as `set_mean_injection`.
+        mean_injection: as `with_mean_injection` takes it; without them nothing can be replaced by its mean.
     """
 
     def __init__(self, model: TideForCausalLM, mean_injection: np.ndarray | None = None):
@@ -53,9 +55,8 @@ class LiveModel:
         self.device = next(model.parameters()).device
         self.cache = ByteCache(CACHE_BYTES.get(self.device.type, CACHE_BYTES["cpu"]))
         self._queue = queue_of(self.device)
-        self._mean: Mean | None = None
-        if mean_injection is not None:
-            self.set_mean_injection(mean_injection)
+        self._injections = WeakValueDictionary[str, torch.Tensor]()  # by digest: one copy for all who have it
+        self._mean = None if mean_injection is None else self._mean_of(mean_injection)
         # The first forward pays for set-up that no prompt should be charged with.
         self.on_device(lambda: forward(self.model, self._key((0,), Intervention())[0], None, None), admitted=True)
 
@@ -69,15 +70,22 @@ class LiveModel:
         """Most tokens that a prompt may have."""
         return min(self.model.config.max_position_embeddings, REQUEST_TOKENS)
 
-    def set_mean_injection(self, mean_injection: np.ndarray) -> None:
-        """Takes what every (layer, bank) injects on average, which a replacement by the mean needs.
+    def with_mean_injection(self, mean_injection: np.ndarray) -> Self:
+        """The same model with what every (layer, bank) injects on average, which a replacement by the mean needs.
+
+        It shares all but that: the weights, the turns on the device, and the results that are kept.
 
         Args:
-            mean_injection: [L, K, d] float32.
+            mean_injection: [L, K, d] float32, as one artifact folder has it.
 
         Raises:
             UserError: one sentence, when it is another model's.
         """
+        other = copy.copy(self)
+        other._mean = self._mean_of(mean_injection)
+        return other
+
+    def _mean_of(self, mean_injection: np.ndarray) -> Mean:
         config = self.model.config
         shape = (config.num_hidden_layers, config.num_memory_blocks, config.hidden_size)
         if mean_injection.shape != shape:
@@ -87,8 +95,10 @@ class LiveModel:
             )
         numbers = np.ascontiguousarray(mean_injection, dtype=np.float32)
         digest = hashlib.sha256(numbers.tobytes()).hexdigest()
-        if self._mean is None or self._mean.digest != digest:
-            self._mean = Mean(torch.tensor(numbers, device=self.device), digest)
+        injection = self._injections.get(digest)
+        if injection is None:
+            injection = self._injections[digest] = torch.tensor(numbers, device=self.device)
+        return Mean(injection, digest)
 
     def run(self, token_ids: tuple[int, ...], intervention: Intervention | None = None) -> LiveRun:
         """One forward, from the cache where this very one has run before.

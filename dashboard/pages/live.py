@@ -48,7 +48,7 @@ def render() -> None:
         "Switch single banks or whole layers off and compare the predictions.",
     )
     try:
-        engine.set_mean_injection(source.artifacts.mean_injection())
+        engine = engine.with_mean_injection(source.artifacts.mean_injection())
         has_mean = True
     except ArtifactError:
         has_mean = False

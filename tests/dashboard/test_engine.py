@@ -94,9 +94,9 @@ def test_a_replacement_by_the_mean_needs_one_of_this_model(checkpoint, prompt):
     with pytest.raises(UserError, match=r"^Replacing by the mean needs the mean injections, .* run tide-precompute"):
         engine.run(prompt, intervention)
     with pytest.raises(UserError, match=r"shape \[2, 3, 32\], the model needs \[3, 3, 32\]; run tide-precompute"):
-        engine.set_mean_injection(np.zeros((2, 3, 32)))
+        engine.with_mean_injection(np.zeros((2, 3, 32)))
     mean = np.random.default_rng(0).normal(size=(3, 3, 32)).astype(np.float32)
-    engine.set_mean_injection(mean)
+    engine = engine.with_mean_injection(mean)
     trace = engine.model.trace(torch.tensor([prompt]), intervention, mean_injection=torch.tensor(mean))
     assert torch.equal(engine.run(prompt, intervention).trace.hidden, trace.hidden)
 

@@ -89,17 +89,20 @@ def test_surprisal_in_pieces_is_surprisal(live, monkeypatch):
     np.testing.assert_allclose(live.surprisal(live.run(PROMPT)), whole, rtol=1e-6)
 
 
-def test_another_mean_is_another_result_and_the_first_mean_the_first():
-    live = live_model()
+def test_two_artifact_folders_of_one_model_have_each_its_own_mean():
+    one = live_model()
     intervention = Intervention.layers_off([1], replacement="mean")
-    first = live.run(PROMPT, intervention)
-    other = np.ones((3, 3, 32), dtype=np.float32)
-    mean = live._mean.injection.numpy()
-    live.set_mean_injection(other)
-    second = live.run(PROMPT, intervention)
+    other = one.with_mean_injection(np.ones((3, 3, 32), dtype=np.float32))
+    first, second = one.run(PROMPT, intervention), other.run(PROMPT, intervention)
     assert not torch.equal(first.stream, second.stream)
-    live.set_mean_injection(mean.copy())
-    assert live.run(PROMPT, intervention) is first
+    for live in (one, other):  # in any order, as two sessions ask
+        expected = live.model.trace(torch.tensor([PROMPT]), intervention, mean_injection=live._mean.injection)
+        assert torch.equal(live.run(PROMPT, intervention).trace.hidden, expected.hidden)
+    again = other.with_mean_injection(one._mean.injection.numpy().copy())
+    assert again._mean.injection is one._mean.injection
+    assert again.run(PROMPT, intervention) is first
+    assert other.run(PROMPT) is one.run(PROMPT)
+    assert other.cache is one.cache
 
 
 def test_interventions_whose_texts_round_alike_are_not_one():
