@@ -89,8 +89,7 @@ TIDE-8E has {ratio:.1f} times the parameters of Base: this compares equal backbo
 Null weight by layer at the last step, mean over {probe} sequences of the batch: {null}.
 """
 
-PRECISION = """
-### Two precisions
+PRECISION = """### Two precisions
 
 Base was trained with products in bfloat16 (`--autocast bfloat16`, the recipe's own), TIDE-8E in float32, because the
 second machine had no bfloat16 instructions. TIDE-8E's first steps had been trained in bfloat16 before, on the same
