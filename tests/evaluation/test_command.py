@@ -45,6 +45,7 @@ def test_models_are_printed_and_saved_beside_a_base(checkpoints, data_folder, tm
     assert code == 0, stderr
     assert "k2 (K=2) predicts better than base (K=0) in" in stdout
     assert "by count in toy text of k2" in stdout
+    assert "heldout_c.txt   pair" in stdout
     assert "k4 (K=4) heldout_c.txt" in stderr  # progress
 
     facts, tables = read_report(tmp_path / "out" / "report.json")
@@ -55,6 +56,7 @@ def test_models_are_printed_and_saved_beside_a_base(checkpoints, data_folder, tm
     assert dict(zip(whole["text"], whole["n"], strict=True)) == {
         "heldout_c.txt": 21 * 31, "train_a.txt": 21 * 31, "all": 2 * 21 * 31}  # fmt: skip
     assert set(tables["differences"]["model"]) == {"k2", "k4"}
+    assert set(tables["repeat_differences"]["model"]) == {"k2", "k4"}
     for name, table in tables.items():
         saved = pd.read_parquet(tmp_path / "out" / f"{name}.parquet")
         pd.testing.assert_frame_equal(saved, table, check_dtype=False, rtol=1e-4, atol=1e-5)
@@ -101,7 +103,8 @@ def test_folders_of_one_name_are_told_apart_and_old_tables_go(checkpoints, data_
     assert facts["base"] == str(tmp_path / "k2")
     assert facts["dtype"] == "bfloat16"
     assert sorted(f.name for f in (tmp_path / "out").iterdir()) == [
-        "differences.parquet", "losses.parquet", "report.json"]  # fmt: skip
+        "differences.parquet", "losses.parquet", "repeat_differences.parquet", "repeats.parquet", "report.json",
+    ]  # fmt: skip
 
 
 def test_texts_are_saved_before_tasks_can_fail(checkpoints, data_folder, tmp_path, monkeypatch):

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import VOCAB_SIZE
-from tide.evaluation import loss_tables, perplexity
+from tide.evaluation import loss_tables, perplexity, repeat_tables
+from tide.evaluation.bins import REPEATS, repeats_of
 from tide.frequency import GROUPS
 
 KEYS = ["model", "text", "bin_kind", "bin", "averaging"]
@@ -132,6 +133,41 @@ def test_a_bin_in_one_window_has_no_interval(case):
     assert (lonely["n_windows"] == 1).all()
     assert lonely[["low", "high"]].isna().all(axis=None)
     assert set(lonely["better"]) == {"unclear"}
+
+
+def test_repeats_by_hand():
+    names = [REPEATS[r] for r in repeats_of(np.array([[5, 7, 5, 7, 7, 9, 7, 9]]))[0]]
+    #        5 before 7: new; 5 again; 5 7 again; 7 after 7; 9: new; 7 after 9; 7 9 again
+    assert names == ["new", "token", "pair", "token", "new", "token", "pair"]
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=12, max_size=12), min_size=1, max_size=4))
+def test_repeats_are_what_a_search_finds(windows):
+    found = repeats_of(np.array(windows, dtype=np.int32))
+    for window, row in zip(windows, found, strict=True):
+        for t in range(1, len(window)):
+            pair = any(window[s - 1 : s + 1] == window[t - 1 : t + 1] for s in range(1, t))
+            assert REPEATS[row[t - 1]] == ("pair" if pair else "token" if window[t] in window[:t] else "new")
+
+
+def test_repeats_divide_every_bin(case, tables):
+    repeats = repeat_tables(*case, base="base", replicates=200)
+    assert list(repeats) == ["repeats", "repeat_differences"]
+    of_losses = tables["losses"].query("averaging == 'position'").set_index(["model", "text", "bin_kind", "bin"])
+    rows = repeats["repeats"]
+    assert set(rows["repeat"]) == set(REPEATS)
+    total = rows.assign(sum=rows["mean"] * rows["n"]).groupby(["model", "text", "bin_kind", "bin"])[["n", "sum"]].sum()
+    assert (total["n"] == of_losses["n"].loc[total.index]).all()
+    np.testing.assert_allclose(total["sum"] / total["n"], of_losses["mean"].loc[total.index])
+
+    losses, windows, deciles = case
+    for row in repeats["repeat_differences"].query("model == 'k2' and text == 'b.txt'").itertuples():
+        here = repeats_of(windows["b.txt"]) == REPEATS.index(row.repeat)
+        here &= in_bin(deciles, row.bin_kind, row.bin)[windows["b.txt"][:, 1:]]
+        apart = (losses["base"]["b.txt"] - losses["k2"]["b.txt"])[here]
+        assert (row.n, row.n_types) == (here.sum(), len(np.unique(windows["b.txt"][:, 1:][here])))
+        assert row.mean == pytest.approx(apart.mean(dtype=np.float64), rel=1e-5, abs=1e-6)
+        assert np.isnan(row.low) or row.low <= row.mean <= row.high
 
 
 @settings(max_examples=20)

@@ -1,4 +1,4 @@
-"""Bins of token ids: frequency deciles and rare, mid, common (appendix B of the paper)."""
+"""Bins of positions: by frequency decile and rare, mid, common (appendix B of the paper), and by repetition (ours)."""
 
 from pathlib import Path
 
@@ -13,6 +13,8 @@ WHOLE = "all"
 NO_BIN = "none"
 CELLS = (NO_DECILE, *range(NUM_DECILES))
 """The finest division, which every bin is a union of: the ten deciles, and what has none."""
+REPEATS = ("new", "token", "pair")
+"""The token to predict is not in the window yet; is, but not behind the token just read; is there behind it."""
 
 
 def deciles_of(checkpoint: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> tuple[np.ndarray, str] | None:
@@ -64,3 +66,27 @@ def cells_of(token_ids: np.ndarray, deciles: np.ndarray | None) -> np.ndarray:
     if deciles is None:
         return np.zeros_like(token_ids)
     return deciles[token_ids].astype(np.int64) - NO_DECILE
+
+
+def repeats_of(windows: np.ndarray) -> np.ndarray:
+    """Whether a window has shown the token to predict before.
+
+    Args:
+        windows: token ids [N, T].
+
+    Returns:
+        [N, T-1] int64, an index into `REPEATS`; column t is for token t+1, of what tokens 0 to t have shown.
+    """
+    windows = windows.astype(np.int64)
+    pairs = windows[:, :-1] * (windows.max(initial=0) + 1) + windows[:, 1:]
+    repeats = np.zeros(pairs.shape, dtype=np.int64)
+    for row, window, of_pairs in zip(repeats, windows, pairs, strict=True):
+        row += _seen_before(window)[1:]
+        row += _seen_before(of_pairs)  # a pair that was there brought its second token
+    return repeats
+
+
+def _seen_before(values: np.ndarray) -> np.ndarray:
+    """Where a value of a row [T] has occurred before, bool [T]."""
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    return first[inverse] < np.arange(len(values))

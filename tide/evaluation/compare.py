@@ -1,4 +1,4 @@
-"""Tables of losses by text and frequency bin, and of the paired difference between a base model and others.
+"""Tables of losses by text, frequency and repetition, and of the paired difference between a base model and others.
 
 Figures 5 and 7 of the paper do not say whether theirs are means over positions or over token types: both are here.
 
@@ -11,16 +11,18 @@ text in every replicate. To count types anew in each would lose those types that
 ones and so the dear ones: the replicates would lie beside the estimate, not around it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from tide.evaluation.bins import WHOLE, bins_of_cells, cells_of
+from tide.evaluation.bins import REPEATS, WHOLE, bins_of_cells, cells_of, repeats_of
 from tide.evaluation.bootstrap import percentile_interval, resampled_sums
 
 ALL_TEXTS = "all"
 AVERAGINGS = ("position", "type")
+NAMES_OF_REPEATS = {"losses": "repeats", "differences": "repeat_differences"}
 
 
 def loss_tables(
@@ -53,18 +55,87 @@ def loss_tables(
         The text "all" is all texts together. Bins without positions have no row. A bin that lies in one window only
         has no interval (NaN).
     """
+    keys, unions = bins_of_cells(deciles is not None)
+    bins = pd.DataFrame(keys, columns=["bin_kind", "bin"])
+    binning = _Binning(bins, unions, lambda ids: cells_of(ids[:, 1:], deciles))
+    tables = _tables(losses, windows, base, replicates, seed, binning, AVERAGINGS)
+    return tables | {"losses": _with_perplexity(tables["losses"])}
+
+
+def repeat_tables(
+    losses: Mapping[str, Mapping[str, np.ndarray]],
+    windows: Mapping[str, np.ndarray],
+    deciles: np.ndarray | None,
+    base: str | None = None,
+    replicates: int = 1000,
+    seed: int = 0,
+) -> dict[str, pd.DataFrame]:
+    """The same means, of positions that differ in whether the window has shown the token to predict before.
+
+    What was shown can be copied, what was not must be known: the two are different abilities, and a model may gain in
+    one and lose in the other. Ours; the paper does not divide so.
+
+    Args:
+        losses: as in `loss_tables`, and so the other arguments.
+        windows: token ids [N, T] by text.
+        deciles: [V] or None.
+        base: which model the others are compared with.
+        replicates: R of the bootstrap.
+        seed: of the bootstrap.
+
+    Returns:
+        "repeats" and, where there is a base and another model, "repeat_differences": the columns of "losses", without
+        perplexities, and of "differences", averaged by position alone; every bin has a row a value of `repeat`, one
+        of `tide.evaluation.bins.REPEATS`.
+    """
+    keys, unions = bins_of_cells(deciles is not None)
+    bins = pd.DataFrame([(*key, repeat) for key in keys for repeat in REPEATS], columns=["bin_kind", "bin", "repeat"])
+
+    def cells(ids: np.ndarray) -> np.ndarray:
+        return cells_of(ids[:, 1:], deciles) * len(REPEATS) + repeats_of(ids)
+
+    binning = _Binning(bins, np.kron(unions, np.eye(len(REPEATS))), cells)
+    tables = _tables(losses, windows, base, replicates, seed, binning, ["position"])
+    return {NAMES_OF_REPEATS[name]: table for name, table in tables.items()}
+
+
+class _Binning(NamedTuple):
+    """How positions are divided into bins.
+
+    Attributes:
+        bins: the columns that name a bin.
+        unions: which cells a bin is made of, [cells, bins] of 0 and 1.
+        cells: the cell of every predicted position, [N, T-1], of windows [N, T].
+    """
+
+    bins: pd.DataFrame
+    unions: np.ndarray
+    cells: Callable[[np.ndarray], np.ndarray]
+
+
+def _tables(
+    losses: Mapping[str, Mapping[str, np.ndarray]],
+    windows: Mapping[str, np.ndarray],
+    base: str | None,
+    replicates: int,
+    seed: int,
+    binning: _Binning,
+    averagings: Sequence[str],
+) -> dict[str, pd.DataFrame]:
+    """Losses and differences of every text and of all together; arguments and tables are those of `loss_tables`."""
     members = {text: [text] for text in windows} | {ALL_TEXTS: list(windows)}
+    cells = {text: binning.cells(ids) for text, ids in windows.items()}
     parts: dict[str, list[pd.DataFrame]] = {"losses": [], "differences": []}
     for text, names in members.items():
         targets = np.concatenate([windows[name][:, 1:] for name in names])
+        here = np.concatenate([cells[name] for name in names])
         stacked = np.stack([np.concatenate([of[name] for name in names]) for of in losses.values()])
         strata = [len(windows[name]) for name in names]
-        for averaging in AVERAGINGS:
-            bins, means, drawn = _means(targets, stacked, strata, deciles, averaging, replicates, seed)
+        for averaging in averagings:
+            bins, means, drawn = _means(targets, here, stacked, strata, binning, averaging, replicates, seed)
             bins = bins.assign(text=text, averaging=averaging)
             for m, model in enumerate(losses):
-                rows = _rows(bins.assign(model=model), means[m], drawn[:, m])
-                parts["losses"].append(_with_perplexity(rows))
+                parts["losses"].append(_rows(bins.assign(model=model), means[m], drawn[:, m]))
                 if base is not None and model != base:
                     b = list(losses).index(base)
                     rows = _rows(bins.assign(model=model, base=base), means[b] - means[m], drawn[:, b] - drawn[:, m])
@@ -75,9 +146,10 @@ def loss_tables(
 
 def _means(
     targets: np.ndarray,
+    cells: np.ndarray,
     losses: np.ndarray,
     strata: list[int],
-    deciles: np.ndarray | None,
+    binning: _Binning,
     averaging: str,
     replicates: int,
     seed: int,
@@ -86,16 +158,16 @@ def _means(
 
     Args:
         targets: token ids [N, T-1].
+        cells: of every position [N, T-1].
         losses: [M, N, T-1].
         strata: windows of each text that was put together.
-        deciles: as in `loss_tables`.
+        binning: bins, of cells.
         averaging: one of `AVERAGINGS`.
         replicates: R.
         seed: of the draws.
     """
-    keys, unions = bins_of_cells(deciles is not None)
+    unions = binning.unions
     num_windows, num_cells = len(targets), len(unions)
-    cells = cells_of(targets, deciles)
     occurrences = np.bincount(targets.ravel())
     weights = 1 / occurrences[targets] if averaging == "type" else np.ones(targets.shape)
 
@@ -107,11 +179,11 @@ def _means(
 
     sums = np.stack([by_window(weights), *(by_window(weights * of_model) for of_model in losses)], axis=1)
     n = by_window(np.ones(targets.shape))  # (N, bins)
-    seen = np.flatnonzero(occurrences)
-    n_types = np.bincount(cells_of(seen, deciles), minlength=num_cells) @ unions
+    cells_of_types = np.unique(cells.ravel() * len(occurrences) + targets.ravel()) // len(occurrences)
+    n_types = np.bincount(cells_of_types, minlength=num_cells) @ unions
     drawn = resampled_sums(sums.reshape(num_windows, -1), strata, replicates, seed).reshape(-1, *sums.shape[1:])
 
-    bins = pd.DataFrame(keys, columns=["bin_kind", "bin"])
+    bins = binning.bins.copy()
     bins["n"], bins["n_types"] = n.sum(axis=0).astype(int), n_types.astype(int)
     bins["n_windows"] = (n > 0).sum(axis=0)
     total = sums.sum(axis=0)
@@ -137,5 +209,5 @@ def _with_perplexity(rows: pd.DataFrame) -> pd.DataFrame:
 def _ordered(frames: list[pd.DataFrame]) -> pd.DataFrame:
     """One table, its keys in front."""
     table = pd.concat(frames, ignore_index=True)
-    keys = [k for k in ("model", "base", "text", "bin_kind", "bin", "averaging") if k in table]
+    keys = [k for k in ("model", "base", "text", "bin_kind", "bin", "repeat", "averaging") if k in table]
     return table[[*keys, *table.columns.difference(keys, sort=False)]]

@@ -14,7 +14,7 @@ def loss_text(tables: Mapping[str, pd.DataFrame], labels: Mapping[str, str], bas
     """What `loss_tables` made: perplexity a text, cross entropy a bin of all texts, differences, and who wins where.
 
     Args:
-        tables: "losses" and perhaps "differences".
+        tables: "losses" and perhaps "differences"; perhaps those of `repeat_tables`.
         labels: what to call each model.
         base: which model the others are compared with.
         counted: what the deciles were counted over, or why there are none.
@@ -32,6 +32,8 @@ def loss_text(tables: Mapping[str, pd.DataFrame], labels: Mapping[str, str], bas
             "?: the interval holds 0 or is unknown",
             _show(_pivot(rows, "text", labels, _difference), rows.drop_duplicates("text")[["text", "n"]]),
         ]
+    if "repeats" in tables:
+        blocks += _repeat_blocks(tables["repeats"], tables.get("repeat_differences"), labels, base)
     if not (losses["bin_kind"] == "decile").any():
         return "\n".join([*blocks, f"\nNo tables by frequency: {counted}"])
     for averaging in AVERAGINGS:
@@ -49,6 +51,27 @@ def loss_text(tables: Mapping[str, pd.DataFrame], labels: Mapping[str, str], bas
     if differences is not None:
         blocks += ["", *verdicts(differences, labels)]
     return "\n".join(blocks)
+
+
+def _repeat_blocks(
+    repeats: pd.DataFrame, differences: pd.DataFrame | None, labels: Mapping[str, str], base: str | None
+) -> list[str]:
+    """Every text's cross entropy by what the window has shown, and what sets the models apart there."""
+
+    def whole(table: pd.DataFrame) -> pd.DataFrame:
+        rows = table[table["bin_kind"] == WHOLE]
+        return rows.assign(key=rows["text"] + " " + rows["repeat"])
+
+    rows = whole(repeats)
+    columns = [_pivot(rows, "key", labels, lambda row: f"{row['mean']:.3f}")]
+    if differences is not None:
+        columns.append(_pivot(whole(differences), "key", labels, _difference, f"{base} - "))
+    front = rows.drop_duplicates("key")[["key", "text", "repeat", "n"]]
+    title = (
+        "\nCross entropy by what the window has shown before, nats; every position weighs the same\n"
+        "(new: the token to predict was not there yet; token: it was; pair: it was, behind the token just read)"
+    )
+    return [title, _show(pd.concat(columns, axis=1), front)]
 
 
 def verdicts(differences: pd.DataFrame, labels: Mapping[str, str]) -> list[str]:
@@ -70,7 +93,7 @@ def _count(rows: pd.DataFrame, key: str, what: str) -> str:
     parts = [f"{(rows['better'] == 'model').sum()} of {len(rows)} {what}"]
     for verdict, words in (("base", "worse in"), ("unclear", "unclear in")):
         if names := list(rows.loc[rows["better"] == verdict, key]):
-            parts.append(f"{words} {' '.join(names)}")
+            parts.append(f"{words} {'all' if len(names) == len(rows) > 1 else ' '.join(names)}")
     return parts[0] + (f" ({'; '.join(parts[1:])})" if len(parts) > 1 else "")
 
 

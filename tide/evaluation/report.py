@@ -11,7 +11,7 @@ from tide.cli import UserError
 from tide.files import replacing, write_text
 
 REPORT_FILE = "report.json"
-TABLES = ("losses", "differences", "tasks")
+TABLES = ("losses", "differences", "repeats", "repeat_differences", "tasks")
 
 
 def write_report(folder: Path, facts: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> None:
