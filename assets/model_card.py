@@ -103,9 +103,9 @@ probe, {positions:,} positions (`summaries.jsonl`):
 
 REPEATED = """### What the window has shown before
 
-The same positions, divided by whether the window has shown the token to predict already (`new`: no; `token`: yes;
-`pair`: yes, behind the token just read, so that copying would do; [docs/evaluation.md](../../docs/evaluation.md#losses)).
-Base - TIDE-8E in nats, every position weighing the same, with the share of positions:
+The same positions, divided by whether the window has shown the token to predict already: `new`, it has not; `token`,
+it has; `pair`, it has, behind the token just read, so that copying would do. Base - TIDE-8E in nats, every position
+weighing the same, with the share of positions. More: [docs/evaluation.md](../../docs/evaluation.md#losses).
 
 {verdicts}
 
