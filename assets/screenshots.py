@@ -14,7 +14,7 @@ DRAW_MS = 1500  # plotly's own animation after the app has settled
 
 VIEWS = {
     "overview": "",
-    "router": "router?layer=3&bank=5",
+    "router": "router?layer=5&bank=2",
     "banks": "banks",
     "collapse": "collapse",
     "live": "live?off=0&prompt=The%20three%20sisters%20walked%20to%20the",
