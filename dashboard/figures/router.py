@@ -25,6 +25,7 @@ from dashboard.theme import CHOSEN_COLOR, NULL_COLOR, WEIGHT_SCALE, bank_colors,
 WEIGHT_AXIS = "mean routing weight"
 HEIGHT = 400  # pixels
 LAST_DECILE = 9
+LABEL_HEIGHT = 0.1  # of the 0..1 axis: a label below a smaller value would lie on the axis
 _HOVER = (
     "bank %{customdata[1]} in layer %{customdata[0]}<br>mean weight %{customdata[2]:.3f}"
     "<br>sd %{customdata[3]:.3f}<br>n = %{customdata[4]:,}<extra></extra>"
@@ -190,7 +191,7 @@ def null_by_decile(
         hovertemplate=_decile_hover(f"layer {layer}"),
     )
     if token.n >= max(n_min, 1):
-        _mark_token(figure, token)
+        _mark_token(figure, token, of_decile=kept[token.decile, layer])
     figure.update_xaxes(title=DECILE_AXIS, showgrid=False, range=[-0.4, deciles - 0.6], **number_ticks(deciles))
     figure.update_yaxes(title="mean weight of the null bank", gridcolor=GRID_COLOR, zeroline=False)
     if not stretch:
@@ -200,7 +201,8 @@ def null_by_decile(
     return legend_above(finish(figure, f"null weight by frequency decile, layer {layer}", HEIGHT))
 
 
-def _mark_token(figure: go.Figure, token: TokenWeight) -> None:
+def _mark_token(figure: go.Figure, token: TokenWeight, of_decile: float) -> None:
+    """A diamond with a label, on the side of it that the layer's curve, `of_decile` there, leaves free."""
     label = token_label(token.shown)
     if token.decile < 0:
         figure.add_hline(
@@ -210,6 +212,8 @@ def _mark_token(figure: go.Figure, token: TokenWeight) -> None:
             annotation_position="top left",
         )
         return
+    below = LABEL_HEIGHT < token.mean < of_decile
+    side = "right" if token.decile < LAST_DECILE / 2 else "left"
     figure.add_scatter(
         x=[token.decile],
         y=[token.mean],
@@ -217,7 +221,7 @@ def _mark_token(figure: go.Figure, token: TokenWeight) -> None:
         marker={"symbol": "diamond", "size": 13, "color": CHOSEN_COLOR},
         error_y={"type": "data", "array": half_width_95(np.array([token.sd]), token.n), "thickness": 1.5, "width": 4},
         text=[label],
-        textposition="top right" if token.decile < LAST_DECILE / 2 else "top left",
+        textposition=f"{'bottom' if below else 'top'} {side}",
         textfont={"color": CHOSEN_COLOR},
         showlegend=False,
         customdata=[[label, token.sd, token.n]],

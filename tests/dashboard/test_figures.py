@@ -204,6 +204,15 @@ def test_deciles_and_tokens_with_few_positions_are_left_out():
     assert all(np.isnan(line.y[0]) and np.isfinite(line.y[1:]).all() for line in figure.data)
 
 
+def test_a_token_is_labelled_on_the_side_that_the_curve_leaves_free():
+    mean, sd, counts = np.full((10, LAYERS), 0.5), np.full((10, LAYERS), 0.1), np.full(10, 100)
+    for decile, weight, side in ((9, 0.7, "top left"), (9, 0.3, "bottom left"), (2, 0.3, "bottom right"),
+                                 (9, 0.05, "top left")):  # fmt: skip
+        token = router.TokenWeight("x", decile, weight, 0.1, 50)
+        marked = router.null_by_decile(mean, sd, counts, 2, token, n_min=5).data[-1]
+        assert marked.textposition == side
+
+
 def test_a_token_without_a_decile_is_a_line():
     figure = null_figure(decile=-1)
     assert len(figure.data) == LAYERS
