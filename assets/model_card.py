@@ -111,12 +111,14 @@ weighing the same, with the share of positions. More: [docs/evaluation.md](../..
 
 {rows}
 
-So the two models differ in kind. What the window has not shown, TIDE-8E knows better in every text and decile; a
-pair that the window has shown, Base predicts far better. Technical text repeats itself most, and in the middle deciles
-the loss at pairs outweighs the gain elsewhere. What we think: with memory the token at hand tells so much that a model
-of this size, after so little training, has less need to learn copying. Not tested: this is one run a model, and no
-longer run or larger model. Precision is not the whole cause: TIDE-8E was behind Base on technical text after 10 million
-tokens in bfloat16 too (below).
+So the two models differ in kind. What the window has not shown, TIDE-8E knows better in every text and decile; a pair
+that the window has shown, Base predicts far better. Technical text repeats itself most, and in the middle deciles the
+loss at pairs outweighs the gain elsewhere. TIDE-8E is still learning to copy: from its step 2,560 to its end, on the
+first 60,000 tokens of each text, its loss at pairs fell from 3.76 to 2.46 nats (Base ends at 1.72), and at new tokens
+from 5.79 to 5.29 (Base: 5.57). What we think: with memory the token at hand tells so much that a model of this size has
+less need to copy until it has seen more text. Not tested: this is one run a model, and no longer run or larger model.
+Precision is not the whole cause: TIDE-8E was behind Base on technical text after 10 million tokens in bfloat16 too
+(below).
 """
 
 BY_BANKS = """
