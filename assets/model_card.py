@@ -115,12 +115,12 @@ So the two models differ in kind. What the window has not shown, TIDE-8E knows b
 that the window has shown, Base predicts far better. Technical text repeats itself most, and in the middle deciles the
 loss at pairs outweighs the gain elsewhere.
 
-Copying is learnt on the way, and Base learns it first. Loss at pairs on the first 60,000 tokens of each text: in the
-demo before this one (10.5 million tokens, a peak rate of 2e-3) 4.04 nats of Base and 3.67 of TIDE-8E, which was ahead
-in every text and decile; at step 2,560 of this run 3.76 of TIDE-8E; at its end 1.72 of Base and 2.46 of TIDE-8E. What
-we think: with memory the token at hand tells so much that a model of this size has less need to copy until it has seen
-more text. Not tested: this is one run a model, and no longer run or larger model. Precision is not the whole cause:
-TIDE-8E was behind Base on technical text after 10 million tokens in bfloat16 too (below).
+Copying is learnt on the way, and Base learns it first. Loss at pairs (`--max-tokens 60000`, the beginning of each
+text): in the demo before this one (10.5 million tokens, a peak rate of 2e-3) 4.04 nats of Base and 3.67 of TIDE-8E,
+which was ahead in every text and decile; TIDE-8E of this run at step 2,560 (`--keep 2560`) 3.76; now 1.72 of Base and
+2.46 of TIDE-8E. What we think: with memory the token at hand tells so much that a model of this size has less need to
+copy until it has seen more text. Not tested: this is one run a model, and no longer run or larger model. Precision is
+not the whole cause: TIDE-8E was behind Base on technical text after 10 million tokens in bfloat16 too (below).
 """
 
 BY_BANKS = """
@@ -132,9 +132,9 @@ Models that were trained alike and differ in K alone: each is the step 2,560 (10
     tide-train --preset demo --blocks K --data corpus --compile --attention eager \\
         --keep 2560 --stop-at 2560 --out runs/K
 
-for K = 0, 2, 4 and 8 (K = 0 and 8 without `--stop-at`, to go on), then `tide-evaluate` on the kept checkpoints with
-K = 0 as `--base`. The same texts, windows and intervals as above, all texts together, every position weighing the same
-(deciles counted over {counted}); all rows: `{file}`.
+for K = 0, 2, 4 and 8 (K = 0 without `--stop-at`: it went on and became the shipped Base), then `tide-evaluate` on the
+kept checkpoints with K = 0 as `--base`. The same texts, windows and intervals as above, all texts together, every
+position weighing the same (deciles counted over {counted}); all rows: `{file}`.
 
 {verdicts}
 

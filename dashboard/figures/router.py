@@ -191,7 +191,7 @@ def null_by_decile(
         hovertemplate=_decile_hover(f"layer {layer}"),
     )
     if token.n >= max(n_min, 1):
-        _mark_token(figure, token, of_decile=kept[token.decile, layer])
+        _mark_token(figure, token, kept[:, layer])
     figure.update_xaxes(title=DECILE_AXIS, showgrid=False, range=[-0.4, deciles - 0.6], **number_ticks(deciles))
     figure.update_yaxes(title="mean weight of the null bank", gridcolor=GRID_COLOR, zeroline=False)
     if not stretch:
@@ -201,8 +201,8 @@ def null_by_decile(
     return legend_above(finish(figure, f"null weight by frequency decile, layer {layer}", HEIGHT))
 
 
-def _mark_token(figure: go.Figure, token: TokenWeight, of_decile: float) -> None:
-    """A diamond with a label, on the side of it that the layer's curve, `of_decile` there, leaves free."""
+def _mark_token(figure: go.Figure, token: TokenWeight, curve: np.ndarray) -> None:
+    """A diamond at the token's decile, its label on the side that the layer's curve [10] leaves free; or a line."""
     label = token_label(token.shown)
     if token.decile < 0:
         figure.add_hline(
@@ -212,7 +212,7 @@ def _mark_token(figure: go.Figure, token: TokenWeight, of_decile: float) -> None
             annotation_position="top left",
         )
         return
-    below = LABEL_HEIGHT < token.mean < of_decile
+    below = LABEL_HEIGHT < token.mean < curve[token.decile]
     side = "right" if token.decile < LAST_DECILE / 2 else "left"
     figure.add_scatter(
         x=[token.decile],

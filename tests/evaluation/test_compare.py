@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import VOCAB_SIZE
-from tide.evaluation import loss_tables, perplexity, repeat_tables
+from tide.evaluation import loss_tables, perplexity
 from tide.evaluation.bins import REPEATS, repeats_of
 from tide.frequency import GROUPS
 
@@ -151,8 +151,9 @@ def test_repeats_are_what_a_search_finds(windows):
 
 
 def test_repeats_divide_every_bin(case, tables):
-    repeats = repeat_tables(*case, base="base", replicates=200)
-    assert list(repeats) == ["repeats", "repeat_differences"]
+    repeats = loss_tables(*case, base="base", replicates=200, by_repetition=True)
+    for name in ("losses", "differences"):
+        pd.testing.assert_frame_equal(repeats[name], tables[name])
     of_losses = tables["losses"].query("averaging == 'position'").set_index(["model", "text", "bin_kind", "bin"])
     rows = repeats["repeats"]
     assert set(rows["repeat"]) == set(REPEATS)

@@ -6,7 +6,7 @@ Losses are cross entropies in nats, the z-loss left out. What the tables hold an
 """
 
 from tide.evaluation.bins import deciles_of
-from tide.evaluation.compare import loss_tables, repeat_tables
+from tide.evaluation.compare import loss_tables
 from tide.evaluation.losses import heldout_windows, perplexity, token_losses
 
-__all__ = ["deciles_of", "heldout_windows", "loss_tables", "perplexity", "repeat_tables", "token_losses"]
+__all__ = ["deciles_of", "heldout_windows", "loss_tables", "perplexity", "token_losses"]

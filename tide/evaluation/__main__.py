@@ -16,7 +16,7 @@ from tide.cli import ArgumentParser, UserError, run_command, whole_number
 from tide.config import ParameterBudget
 from tide.evaluation.bins import deciles_of
 from tide.evaluation.bootstrap import LEVEL
-from tide.evaluation.compare import loss_tables, repeat_tables
+from tide.evaluation.compare import loss_tables
 from tide.evaluation.inputs import Checkpoint, find_checkpoints, find_texts, prepare_folder, window_length
 from tide.evaluation.losses import heldout_windows, token_losses
 from tide.evaluation.printing import loss_text, task_text
@@ -130,8 +130,8 @@ class Evaluation:
             }
             del model  # before the next one is loaded
         deciles, counted = self._deciles(tokenizer)
-        for tables_of in (loss_tables, repeat_tables):
-            self.tables |= tables_of(losses, windows, deciles, self.base, self.args.bootstrap, self.args.seed)
+        settings = (self.base, self.args.bootstrap, self.args.seed)
+        self.tables |= loss_tables(losses, windows, deciles, *settings, by_repetition=True)
         self.facts |= {
             "unit": "nats",
             "window_length": length,

@@ -22,7 +22,6 @@ from tide.evaluation.bootstrap import percentile_interval, resampled_sums
 
 ALL_TEXTS = "all"
 AVERAGINGS = ("position", "type")
-NAMES_OF_REPEATS = {"losses": "repeats", "differences": "repeat_differences"}
 
 
 def loss_tables(
@@ -32,6 +31,7 @@ def loss_tables(
     base: str | None = None,
     replicates: int = 1000,
     seed: int = 0,
+    by_repetition: bool = False,
 ) -> dict[str, pd.DataFrame]:
     """Means with their intervals, of every model, text and bin, and of what sets the models apart.
 
@@ -45,6 +45,8 @@ def loss_tables(
         base: which model the others are compared with; None compares none.
         replicates: R of the bootstrap.
         seed: of the bootstrap.
+        by_repetition: also divide every bin by whether the window has shown the token to predict before. What was shown
+            can be copied, what was not must be known, and a model may gain in one and lose in the other. Ours.
 
     Returns:
         "losses", a row a (text, averaging, model, bin): n positions, n_types token ids and n_windows windows of the
@@ -53,50 +55,23 @@ def loss_tables(
         "differences", where there is a base and another model: the same for the mean of base - model on the same
         positions and draws, and `better`, "model" or "base", "unclear" where the interval holds 0 or is unknown.
         The text "all" is all texts together. Bins without positions have no row. A bin that lies in one window only
-        has no interval (NaN).
+        has no interval (NaN). By repetition: "repeats" and "repeat_differences", the same columns but for perplexities
+        and with `repeat`, one of `tide.evaluation.bins.REPEATS`; averaged by position alone.
     """
     keys, unions = bins_of_cells(deciles is not None)
     bins = pd.DataFrame(keys, columns=["bin_kind", "bin"])
     binning = _Binning(bins, unions, lambda ids: cells_of(ids[:, 1:], deciles))
-    tables = _tables(losses, windows, base, replicates, seed, binning, AVERAGINGS)
-    return tables | {"losses": _with_perplexity(tables["losses"])}
-
-
-def repeat_tables(
-    losses: Mapping[str, Mapping[str, np.ndarray]],
-    windows: Mapping[str, np.ndarray],
-    deciles: np.ndarray | None,
-    base: str | None = None,
-    replicates: int = 1000,
-    seed: int = 0,
-) -> dict[str, pd.DataFrame]:
-    """The same means, of positions that differ in whether the window has shown the token to predict before.
-
-    What was shown can be copied, what was not must be known: the two are different abilities, and a model may gain in
-    one and lose in the other. Ours; the paper does not divide so.
-
-    Args:
-        losses: as in `loss_tables`, and so the other arguments.
-        windows: token ids [N, T] by text.
-        deciles: [V] or None.
-        base: which model the others are compared with.
-        replicates: R of the bootstrap.
-        seed: of the bootstrap.
-
-    Returns:
-        "repeats" and, where there is a base and another model, "repeat_differences": the columns of "losses", without
-        perplexities, and of "differences", averaged by position alone; every bin has a row a value of `repeat`, one
-        of `tide.evaluation.bins.REPEATS`.
-    """
-    keys, unions = bins_of_cells(deciles is not None)
-    bins = pd.DataFrame([(*key, repeat) for key in keys for repeat in REPEATS], columns=["bin_kind", "bin", "repeat"])
-
-    def cells(ids: np.ndarray) -> np.ndarray:
-        return cells_of(ids[:, 1:], deciles) * len(REPEATS) + repeats_of(ids)
-
-    binning = _Binning(bins, np.kron(unions, np.eye(len(REPEATS))), cells)
-    tables = _tables(losses, windows, base, replicates, seed, binning, ["position"])
-    return {NAMES_OF_REPEATS[name]: table for name, table in tables.items()}
+    means, apart = _tables(losses, windows, base, replicates, seed, binning, AVERAGINGS)
+    tables = {"losses": _with_perplexity(means), "differences": apart}
+    if by_repetition:
+        split = _Binning(
+            bins.merge(pd.DataFrame({"repeat": REPEATS}), how="cross"),
+            np.kron(unions, np.eye(len(REPEATS))),
+            lambda ids: binning.cells(ids) * len(REPEATS) + repeats_of(ids),
+        )
+        of_repeats = _tables(losses, windows, base, replicates, seed, split, ["position"])
+        tables |= dict(zip(("repeats", "repeat_differences"), of_repeats, strict=True))
+    return {name: table for name, table in tables.items() if len(table)}
 
 
 class _Binning(NamedTuple):
@@ -121,11 +96,11 @@ def _tables(
     seed: int,
     binning: _Binning,
     averagings: Sequence[str],
-) -> dict[str, pd.DataFrame]:
-    """Losses and differences of every text and of all together; arguments and tables are those of `loss_tables`."""
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Losses and differences (empty where nothing is compared) of every text and of all together, as `loss_tables`."""
     members = {text: [text] for text in windows} | {ALL_TEXTS: list(windows)}
     cells = {text: binning.cells(ids) for text, ids in windows.items()}
-    parts: dict[str, list[pd.DataFrame]] = {"losses": [], "differences": []}
+    means_of, apart = [], []
     for text, names in members.items():
         targets = np.concatenate([windows[name][:, 1:] for name in names])
         here = np.concatenate([cells[name] for name in names])
@@ -135,13 +110,13 @@ def _tables(
             bins, means, drawn = _means(targets, here, stacked, strata, binning, averaging, replicates, seed)
             bins = bins.assign(text=text, averaging=averaging)
             for m, model in enumerate(losses):
-                parts["losses"].append(_rows(bins.assign(model=model), means[m], drawn[:, m]))
+                means_of.append(_rows(bins.assign(model=model), means[m], drawn[:, m]))
                 if base is not None and model != base:
                     b = list(losses).index(base)
                     rows = _rows(bins.assign(model=model, base=base), means[b] - means[m], drawn[:, b] - drawn[:, m])
                     better = np.select([rows["low"] > 0, rows["high"] < 0], ["model", "base"], "unclear")
-                    parts["differences"].append(rows.assign(better=better))
-    return {name: _ordered(frames) for name, frames in parts.items() if frames}
+                    apart.append(rows.assign(better=better))
+    return _ordered(means_of), _ordered(apart) if apart else pd.DataFrame()
 
 
 def _means(

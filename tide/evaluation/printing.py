@@ -14,7 +14,7 @@ def loss_text(tables: Mapping[str, pd.DataFrame], labels: Mapping[str, str], bas
     """What `loss_tables` made: perplexity a text, cross entropy a bin of all texts, differences, and who wins where.
 
     Args:
-        tables: "losses" and perhaps "differences"; perhaps those of `repeat_tables`.
+        tables: "losses" and perhaps "differences", "repeats", "repeat_differences".
         labels: what to call each model.
         base: which model the others are compared with.
         counted: what the deciles were counted over, or why there are none.
